@@ -1,0 +1,178 @@
+"""Build of the compiled modules: the kernel table, per-file flags, probes and switches.
+
+Every `syncer/**/*.pyx` becomes an extension module; `syncer.kernels._native` alone links csrc/.
+Each kernel file is compiled with its own flags into an object of that module, for the machine the
+build is *for*; a machine that is not in the table gets the portable kernels.
+
+Switches (environment):
+  SYNCER_SANITIZE=address,undefined   sanitizers in every object
+  SYNCER_DEBUG_DIRECTIVES=1           Cython bounds, wrap-around and None checks back on
+  SYNCER_COVERAGE=1                   gcov and Cython line tracing
+  SYNCER_NO_OPENMP=1                  the serial twin of every parallel pass
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+COMMON_FLAGS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
+KERNEL_FLAGS = ["-O3", "-Wextra", "-fno-strict-aliasing"]
+KERNELS_MODULE = "syncer.kernels._native"
+
+# (file, extra flags) by target machine; "any" is compiled everywhere.
+KERNELS = {
+    "any": [
+        ("cpu.c", []),
+        ("dispatch.c", []),
+        ("sha256_portable.c", []),
+        ("codec_portable.c", []),
+        ("blend_portable.c", []),
+        ("reduce_portable.c", []),
+        ("passes.c", ["openmp"]),
+    ],
+    "x86_64": [
+        ("sha256_x86_shani.c", ["-msse4.1", "-msha"]),
+        ("codec_x86_avx2.c", ["-mavx2"]),
+        ("blend_x86_avx2.c", ["-mavx2"]),
+        ("reduce_x86_avx2.c", ["-mavx2"]),
+    ],
+    "aarch64": [],
+}
+MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "initializedcheck": False,
+    "nonecheck": False,
+    "cdivision": True,
+    "embedsignature": True,
+}
+
+
+def switch(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0")
+
+
+def directives() -> dict:
+    chosen = dict(DIRECTIVES)
+    if switch("SYNCER_DEBUG_DIRECTIVES"):
+        chosen.update(boundscheck=True, wraparound=True, initializedcheck=True, nonecheck=True)
+    if switch("SYNCER_COVERAGE"):
+        chosen["linetrace"] = True
+    return chosen
+
+
+def extensions() -> list:
+    try:
+        from Cython.Build import cythonize
+    except ImportError:
+        sys.exit("syncer: Cython is missing; install it with: pip install cython")
+    macros = [("CYTHON_TRACE", "1")] if switch("SYNCER_COVERAGE") else []
+    modules = []
+    for source in sorted((ROOT / "syncer").rglob("*.pyx")):
+        relative = source.relative_to(ROOT)
+        name = ".".join(relative.with_suffix("").parts)
+        depends = []
+        if name == KERNELS_MODULE:
+            depends = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "csrc").glob("*.[ch]"))]
+        modules.append(
+            Extension(name, [str(relative)], include_dirs=["csrc"], depends=depends,
+                      define_macros=macros, extra_compile_args=["-O2"])
+        )
+    return cythonize(modules, compiler_directives=directives(), nthreads=0, quiet=True)
+
+
+class BuildExt(build_ext):
+    """Compiles the kernel table and adds its objects to the one module that links them."""
+
+    def build_extensions(self):
+        self.check_toolchain()
+        self.openmp = self.probe_openmp()
+        flags = COMMON_FLAGS + self.switch_flags()
+        for extension in self.extensions:
+            extension.extra_compile_args = flags + extension.extra_compile_args
+            extension.extra_link_args += self.switch_flags()
+            if extension.name == KERNELS_MODULE:
+                extension.extra_objects += self.compile_kernels(flags)
+                extension.extra_link_args += self.openmp
+        super().build_extensions()
+
+    def switch_flags(self) -> list[str]:
+        flags = []
+        if sanitizers := os.environ.get("SYNCER_SANITIZE"):
+            flags += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g",
+                      "-fno-sanitize-recover=undefined"]
+        if switch("SYNCER_COVERAGE"):
+            flags += ["--coverage"]
+        return flags
+
+    def target_machine(self) -> str:
+        return MACHINES.get(self.plat_name.rsplit("-", 1)[-1].lower(), "other")
+
+    def compile_kernels(self, flags: list[str]) -> list[str]:
+        build_dir = Path(self.build_temp) / "csrc"
+        build_dir.mkdir(parents=True, exist_ok=True)
+        newest_header = max(p.stat().st_mtime for p in (ROOT / "csrc").glob("*.h"))
+        objects = []
+        for source, extra in KERNELS["any"] + KERNELS.get(self.target_machine(), []):
+            path = ROOT / "csrc" / source
+            own = [flag for entry in extra for flag in (self.openmp if entry == "openmp" else [entry])]
+            command = [*self.compiler.compiler_so, *flags, *KERNEL_FLAGS, *own, "-c",
+                       str(path), "-o", str(build_dir / (path.stem + ".o"))]
+            target, stamp = build_dir / (path.stem + ".o"), build_dir / (path.stem + ".cmd")
+            fresh = (
+                target.exists() and not self.force
+                and stamp.exists() and stamp.read_text() == repr(command)
+                and target.stat().st_mtime >= max(path.stat().st_mtime, newest_header)
+            )
+            if not fresh:
+                subprocess.run(command, check=True)
+                stamp.write_text(repr(command))
+            objects.append(str(target))
+        return objects
+
+    def check_toolchain(self):
+        """A missing compiler or header ends the build with one sentence that says what to install."""
+        compiler = self.compiler.compiler_so[0]
+        try:
+            subprocess.run([compiler, "--version"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            sys.exit(f"syncer: no C compiler ({compiler!r} cannot be run); install one, for example "
+                     "with: apt-get install gcc   (or: dnf install gcc)")
+        include_dirs = [*self.compiler.include_dirs, sysconfig.get_paths()["include"]]
+        if not any((Path(d) / "Python.h").exists() for d in include_dirs):
+            sys.exit("syncer: the headers of this Python (Python.h) are missing; install them, for "
+                     "example with: apt-get install python3-dev   (or: dnf install python3-devel)")
+
+    def probe_openmp(self) -> list[str]:
+        """`-fopenmp` if a program with it compiles, links and (when not cross-compiling) runs."""
+        if switch("SYNCER_NO_OPENMP"):
+            return []
+        native = self.plat_name == sysconfig.get_platform()
+        with tempfile.TemporaryDirectory() as scratch:
+            source, program = Path(scratch) / "probe.c", Path(scratch) / "probe"
+            source.write_text("#include <omp.h>\nint main(void) {int n = 0;\n"
+                              "#pragma omp parallel num_threads(2) reduction(+ : n)\n n += 1;\n"
+                              "return n < 1 || omp_get_max_threads() < 1;}\n")
+            command = [self.compiler.compiler_so[0], "-fopenmp", str(source), "-o", str(program)]
+            try:
+                subprocess.run(command, check=True, capture_output=True)
+                if native:
+                    subprocess.run([str(program)], check=True, capture_output=True, timeout=30)
+            except (OSError, subprocess.SubprocessError):
+                print("syncer: the compiler has no working OpenMP; merges will use one thread")
+                return []
+        return ["-fopenmp"]
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExt})

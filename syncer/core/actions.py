@@ -1,0 +1,147 @@
+"""What the driver has to do: the outputs of `Scheduler.step`, in order.
+
+Plain immutable data; the driver carries them out and decides nothing. A member is (learner, generation).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+Member = tuple[int, int]
+
+
+class Admit(NamedTuple):
+    """The connection is member (learner, generation) from now on."""
+
+    connection: int
+    learner: int
+    generation: int
+
+
+class Refuse(NamedTuple):
+    """Answer the HELLO of this connection with ERROR `text`, then close it gracefully."""
+
+    connection: int
+    text: str
+
+
+class Close(NamedTuple):
+    """Send ERROR `text` to a member and end its connection group."""
+
+    learner: int
+    generation: int
+    text: str
+
+
+class Release(NamedTuple):
+    """The payload of an INIT or PUSH is not needed any more."""
+
+    payload: Any
+
+
+class AdoptInit(NamedTuple):
+    """The payload becomes version 0 of the fragment."""
+
+    fragment: int
+    payload: Any
+
+
+class CatchUp(NamedTuple):
+    """Send every fragment at its current version, follow commits, then report `CaughtUp`."""
+
+    learner: int
+    generation: int
+
+
+class Pull(NamedTuple):
+    """Send PULL_REQ (fragment, step, attempt) to each member."""
+
+    members: tuple[Member, ...]
+    fragment: int
+    step: int
+    attempt: int
+
+
+class Contribution(NamedTuple):
+    """One push of a closed round, with the weight that is really used."""
+
+    learner: int
+    generation: int
+    base: int
+    c_steps: int
+    c_tokens: int
+    weight: float
+    payload: Any
+
+
+class StartMerge(NamedTuple):
+    """Compute the next version of a fragment on a worker; answer with `MergeDone`."""
+
+    step: int
+    fragment: int
+    base: int
+    contributions: tuple[Contribution, ...]
+    """Ascending (learner, generation)."""
+
+
+class Publish(NamedTuple):
+    """The computed result of this step becomes the current version of its fragment."""
+
+    step: int
+    fragment: int
+
+
+class Broadcast(NamedTuple):
+    """Queue the fragment's current version to each member; after a `Publish`, answer `Synced`."""
+
+    version: int
+    fragment: int
+    members: tuple[Member, ...]
+
+
+class Save(NamedTuple):
+    """Write to disk on a worker (`kind`: "final-state"); answer with `Saved`."""
+
+    kind: str
+    step: int
+
+
+class SendFinal(NamedTuple):
+    """Send FINAL_FRAGMENT of every fragment, then FINAL_MANIFEST."""
+
+    learner: int
+    generation: int
+    step: int
+
+
+class SendShutdown(NamedTuple):
+    """Send SHUTDOWN to each member."""
+
+    members: tuple[Member, ...]
+
+
+class Log(NamedTuple):
+    """One log line: a level of the logging module ("INFO", "WARNING" …), a text, and fields."""
+
+    level: str
+    text: str
+    fields: dict[str, Any]
+
+
+class Record(NamedTuple):
+    """One record of the event tape, keys in the order of rounds.md 13."""
+
+    fields: dict[str, Any]
+
+
+class Exit(NamedTuple):
+    """Flush what is queued, then end the process with this status; `text` goes to the log."""
+
+    status: int
+    text: str
+
+
+Action = (
+    Admit | Refuse | Close | Release | AdoptInit | CatchUp | Pull | StartMerge | Publish | Broadcast
+    | Save | SendFinal | SendShutdown | Log | Record | Exit
+)

@@ -1,0 +1,116 @@
+"""What can happen to a run: the inputs of `Scheduler.step`.
+
+Plain immutable data. A `payload` is an opaque handle of the driver; the scheduler gives each one
+back exactly once, in `AdoptInit` or `Release`. Times are nanoseconds of the driver's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Tick(NamedTuple):
+    """Time has passed; nothing else."""
+
+
+class Hello(NamedTuple):
+    """A HELLO passed authentication and equals the session (protocol.md 4.1, steps 0 to 13)."""
+
+    connection: int
+    """Driver's name for the connection group, until `Admit` makes it (learner, generation)."""
+    learner: int
+    generation: int
+    fragments: int
+
+
+class Disconnected(NamedTuple):
+    """The connection group of an admitted member is gone."""
+
+    learner: int
+    generation: int
+
+
+class Init(NamedTuple):
+    """A decoded, finite INIT_PARAMS fragment."""
+
+    learner: int
+    generation: int
+    fragment: int
+    payload: Any
+
+
+class Heartbeat(NamedTuple):
+    """A HEARTBEAT of an admitted member."""
+
+    learner: int
+    generation: int
+    local_step: int
+
+
+class Push(NamedTuple):
+    """A decoded, finite PUSH_FRAGMENT that passed the checks at the connection."""
+
+    learner: int
+    generation: int
+    fragment: int
+    step: int
+    attempt: int
+    base: int
+    local_step: int
+    c_steps: int
+    c_tokens: int
+    payload: Any
+
+
+class CaughtUp(NamedTuple):
+    """The last byte of a catch-up was handed to the kernel."""
+
+    learner: int
+    generation: int
+    delivered: tuple[int, ...]
+    """Version sent of each fragment."""
+
+
+class MergeDone(NamedTuple):
+    """A worker finished `StartMerge`: the result waits, unpublished, under its step."""
+
+    step: int
+    compute_ns: int
+    gnorm: float
+    error: str | None = None
+
+
+class Synced(NamedTuple):
+    """The driver has published and queued the broadcast of a step."""
+
+    step: int
+    elapsed_ns: int
+    """Time from the first action of the commit to the last queued broadcast."""
+
+
+class Saved(NamedTuple):
+    """A `Save` ended, durable or with an error."""
+
+    kind: str
+    step: int
+    error: str | None = None
+
+
+class FinalAck(NamedTuple):
+    """A FINAL_ACK of an admitted member."""
+
+    learner: int
+    generation: int
+    step: int
+
+
+class Stop(NamedTuple):
+    """The first SIGTERM or SIGINT."""
+
+    signal: int
+
+
+Event = (
+    Tick | Hello | Disconnected | Init | Heartbeat | Push | CaughtUp | MergeDone | Synced | Saved
+    | FinalAck | Stop
+)
