@@ -1,1 +1,4 @@
-"""Pure round logic: (state, now, event) -> actions. No socket, clock, thread, file or float array."""
+"""Pure round logic: (state, now, event) -> actions.
+
+Must not touch a socket, clock, thread, file or float array.
+"""

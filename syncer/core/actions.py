@@ -1,6 +1,7 @@
 """What the driver has to do: the outputs of `Scheduler.step`, in order.
 
-Plain immutable data; the driver carries them out and decides nothing. A member is (learner, generation).
+Plain immutable data; the driver carries them out and decides nothing.
+A member is (learner, generation).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What can happen to a run: the inputs of `Scheduler.step`.
 
 Plain immutable data. A `payload` is an opaque handle of the driver; the scheduler gives each one
-back exactly once, in `AdoptInit` or `Release`. Times are nanoseconds of the driver's monotonic clock.
+back exactly once, in `AdoptInit` or `Release`. Times are nanoseconds of the driver's clock.
 """
 
 from __future__ import annotations

@@ -1,0 +1,228 @@
+"""One frozen, validated configuration of a run, with its semantic profile hash.
+
+Holds values and their rules only; where values come from (flags, environment, file) is flags.py.
+Must not import any room but errors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import math
+import os
+import struct
+from dataclasses import dataclass, field, fields
+
+from syncer.errors import ConfigError
+
+PROFILE_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
+LEARNER_WEIGHTS = ("tokens2-over-steps", "equal")
+DELTA_CORRECTIONS = ("none",)
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+MERGE_THREADS_MAX = 32
+U32, I63 = 2**32 - 1, 2**63 - 1
+SECONDS_MAX = 10**9
+"""Longest accepted wait, 31 years: in nanoseconds it still fits a signed 64-bit clock."""
+
+
+def available_cores() -> int:
+    """Cores this process may run on, at most 32: the default of `merge_threads`."""
+    return min(len(os.sched_getaffinity(0)), MERGE_THREADS_MAX)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address stays on this machine, decided without a name lookup."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides how a run goes. Raises `ConfigError` for a value out of range.
+
+    Field names are the flag names; their meaning and units stand in `syncer.flags.OPTIONS`.
+    """
+
+    learners: int
+    total_steps: int
+    port: int = 29400
+    host: str | None = None
+    quorum: int = 1
+    grace_ms: int = 1000
+    grace_gamma: float = 0.8
+    grace_tau: float = 2.0
+    pipeline: int = 2
+    min_round_interval_ms: int = 0
+    sync_interval_steps: float = 24.0
+    quorum_timeout_s: int = 900
+    final_ack_timeout_s: int | None = None
+    max_base_lag: int | None = None
+    learner_weight: str = "tokens2-over-steps"
+    delta_correction: str = "none"
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    merge_threads: int = field(default_factory=available_cores)
+    final_state: str | None = None
+    event_tape: str | None = None
+    write_timeout_s: int = 180
+    require_profile_binding: bool = False
+    island_hmac_key: str | None = field(default=None, repr=False)
+    allow_unauthenticated: bool = False
+    expected_island_contract: bytes | None = None
+    log_level: str = "info"
+    log_format: str = "text"
+
+    def __post_init__(self):
+        self._check_whole_numbers()
+        self._check_reals()
+        self._check_choices()
+        self._check_together()
+
+    # ------------------------------------------------------------- what follows from the values
+    @property
+    def fixed_roster(self) -> bool:
+        """All learners in every round, no stale base: partial merges never happen (rounds.md 1)."""
+        return self.max_base_lag == 0 and self.quorum == self.learners and self.grace_ms == 0
+
+    @property
+    def final_ack_timeout_resolved_s(self) -> int:
+        """Seconds to wait for FINAL_ACKs: the quorum timeout unless given."""
+        given = self.final_ack_timeout_s
+        return self.quorum_timeout_s if given is None else given
+
+    @property
+    def bind_host(self) -> str:
+        """Address to listen on: every interface only when peers must prove a key, or on request."""
+        if self.host is not None:
+            return self.host
+        return "0.0.0.0" if self.island_hmac_key or self.allow_unauthenticated else "127.0.0.1"
+
+    @property
+    def key_bytes(self) -> bytes | None:
+        """The island key as HMAC bytes, or None when no key is set."""
+        return self.island_hmac_key.encode() if self.island_hmac_key else None
+
+    @property
+    def profile_hash(self) -> bytes:
+        """The 32 bytes a HELLO may bind to."""
+        return semantic_profile_hash(
+            learners=self.learners, quorum=self.quorum, grace_ms=self.grace_ms,
+            grace_gamma=self.grace_gamma, grace_tau=self.grace_tau, pipeline=self.pipeline,
+            min_round_interval_ms=self.min_round_interval_ms,
+            sync_interval_steps=self.sync_interval_steps,
+            heloco=self.delta_correction == "heloco", quorum_timeout_s=self.quorum_timeout_s,
+            final_ack_timeout_s=self.final_ack_timeout_resolved_s, total_steps=self.total_steps,
+            outer_lr=self.outer_lr, outer_momentum=self.outer_momentum,
+            max_base_lag=self.max_base_lag, equal_weights=self.learner_weight == "equal",
+            require_binding=self.require_profile_binding,
+        )
+
+    # ------------------------------------------------------------------------------------ rules
+    def _check_whole_numbers(self):
+        bounds = {
+            "learners": (1, U32), "total_steps": (1, I63), "port": (0, 65535), "quorum": (1, U32),
+            "grace_ms": (0, 1000 * SECONDS_MAX), "pipeline": (0, U32),
+            "min_round_interval_ms": (0, 1000 * SECONDS_MAX), "quorum_timeout_s": (1, SECONDS_MAX),
+            "final_ack_timeout_s": (1, SECONDS_MAX), "max_base_lag": (0, I63),
+            "merge_threads": (1, MERGE_THREADS_MAX), "write_timeout_s": (1, SECONDS_MAX),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if value is None and _default(name) is None:
+                continue
+            if type(value) is not int or not low <= value <= high:
+                raise ConfigError(f"{flag(name)} {value} cannot be used: give a whole number "
+                                  f"{_range(low, high)}")
+
+    def _check_reals(self):
+        highest = {"grace_gamma": 1.0, "grace_tau": float(SECONDS_MAX),
+                   "sync_interval_steps": float(SECONDS_MAX)}
+        for name, high in highest.items():
+            value = getattr(self, name)
+            if not _is_real(value) or not 0.0 <= value <= high:
+                raise ConfigError(f"{flag(name)} {value} cannot be used: give a number between 0 "
+                                  f"and {high:g}")
+        if not _is_real(self.outer_lr) or not 0.0 <= _as_f32(self.outer_lr) < math.inf:
+            raise ConfigError(f"--outer-lr {self.outer_lr} cannot be used: give a finite f32 "
+                              "number >= 0")
+        if not _is_real(self.outer_momentum) or not 0.0 <= _as_f32(self.outer_momentum) < 1.0:
+            raise ConfigError(f"--outer-momentum {self.outer_momentum} cannot be used: give a "
+                              "number >= 0 that is below 1 also as f32")
+
+    def _check_choices(self):
+        choices = {"learner_weight": LEARNER_WEIGHTS, "delta_correction": DELTA_CORRECTIONS,
+                   "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{flag(name)} {getattr(self, name)} cannot be used: give "
+                                  f"{' or '.join(allowed)}")
+        pinned = self.expected_island_contract
+        if pinned is not None and len(pinned) != 32:
+            raise ConfigError(f"--expected-island-contract has {len(pinned)} bytes: give 32 bytes "
+                              "as 64 hexadecimal digits")
+
+    def _check_together(self):
+        if self.quorum > self.learners:
+            raise ConfigError(f"--quorum {self.quorum} can never be reached by --learners "
+                              f"{self.learners}: give a quorum between 1 and {self.learners}")
+        open_host = self.host is not None and not is_loopback(self.host)
+        if open_host and not self.island_hmac_key and not self.allow_unauthenticated:
+            raise ConfigError(
+                f"--host {self.host} lets anybody who reaches it join the run: set a key with "
+                "SYNCER_HMAC_KEY, or say --allow-unauthenticated, or listen on 127.0.0.1")
+
+
+def semantic_profile_hash(
+    *, learners, quorum, grace_ms, grace_gamma, grace_tau, pipeline, min_round_interval_ms,
+    sync_interval_steps, heloco, quorum_timeout_s, final_ack_timeout_s, total_steps, outer_lr,
+    outer_momentum, max_base_lag, equal_weights, require_binding, checkpoint=False,
+    checkpoint_every=8, resume=False, mark_final=False, learner_budget_steps=None,
+) -> bytes:
+    """SHA-256 of everything that changes what is merged or when (rounds.md 14, protocol.md 6).
+
+    Units as in the flags; `max_base_lag` and `learner_budget_steps` are optional (None).
+    Returns 32 bytes.
+    """
+    def optional(value):
+        return b"\0" if value is None else b"\1" + struct.pack("<Q", value)
+
+    encoded = PROFILE_DOMAIN + struct.pack(
+        "<IIQddIQdBQQQ", learners, quorum, grace_ms, grace_gamma, grace_tau, pipeline,
+        min_round_interval_ms, sync_interval_steps, heloco, quorum_timeout_s, final_ack_timeout_s,
+        total_steps)
+    encoded += b"\0"  # policy_sweep_fragments: never set by this server
+    encoded += struct.pack("<ffBQBB", outer_lr, outer_momentum, checkpoint, checkpoint_every,
+                           resume, mark_final)
+    encoded += optional(learner_budget_steps) + optional(max_base_lag)
+    encoded += struct.pack("<BB", equal_weights, require_binding)
+    return hashlib.sha256(encoded).digest()
+
+
+def flag(name: str) -> str:
+    """The flag of a field: `grace_ms` -> `--grace-ms`."""
+    return "--" + name.replace("_", "-")
+
+
+def _default(name: str):
+    return next(f.default for f in fields(Config) if f.name == name)
+
+
+def _range(low: int, high: int) -> str:
+    return f">= {low}" if high == I63 else f"between {low} and {high}"
+
+
+def _is_real(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _as_f32(value: float) -> float:
+    """The value as merges will use it: rounded to f32, infinite when it does not fit."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.inf

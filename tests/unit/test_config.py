@@ -1,0 +1,112 @@
+"""Rules of the configuration and its profile hash, against the published golden values."""
+
+import math
+
+import pytest
+
+from syncer.config import Config, is_loopback, semantic_profile_hash
+from syncer.errors import ConfigError
+
+PROFILE = dict(
+    learners=2, quorum=1, grace_ms=1000, grace_gamma=0.8, grace_tau=2.0, pipeline=2,
+    min_round_interval_ms=0, sync_interval_steps=24.0, heloco=True, quorum_timeout_s=900,
+    final_ack_timeout_s=900, total_steps=8, outer_lr=0.7, outer_momentum=0.9, max_base_lag=None,
+    equal_weights=False, require_binding=False)
+
+
+def config(**changes) -> Config:
+    return Config(**{"learners": 2, "total_steps": 8, **changes})
+
+
+def test_profile_hash_of_defaults_is_the_published_one():
+    digest = semantic_profile_hash(**PROFILE)
+    assert digest.hex() == "55e86bece77c9d93a4845fd0ccc74e25aa1afe66f4c308bb0faf897e694fe747"
+
+
+def test_profile_hash_with_every_optional_part_is_the_published_one():
+    digest = semantic_profile_hash(**PROFILE | dict(
+        quorum=2, grace_ms=0, heloco=False, max_base_lag=0, equal_weights=True,
+        require_binding=True, checkpoint=True, checkpoint_every=1, resume=True, mark_final=True))
+    assert digest.hex() == "b904a25c417a24deef77b8526c4e982a13a35c65d331a4cafb74e579b584d4b7"
+
+
+@pytest.mark.parametrize("change", [
+    dict(learners=3), dict(quorum=2), dict(grace_ms=999), dict(grace_gamma=0.7),
+    dict(grace_tau=1.0), dict(pipeline=3), dict(min_round_interval_ms=1),
+    dict(sync_interval_steps=23.0), dict(quorum_timeout_s=901), dict(final_ack_timeout_s=901),
+    dict(total_steps=9), dict(outer_lr=0.6), dict(outer_momentum=0.8), dict(max_base_lag=3),
+    dict(learner_weight="equal"), dict(require_profile_binding=True),
+])
+def test_what_changes_the_merge_changes_the_hash(change):
+    assert config(**change).profile_hash != config().profile_hash
+
+
+@pytest.mark.parametrize("change", [
+    dict(port=1), dict(host="127.0.0.2"), dict(merge_threads=1), dict(log_level="debug"),
+    dict(island_hmac_key="k"), dict(event_tape="t"), dict(final_state="f"), dict(write_timeout_s=1),
+    dict(allow_unauthenticated=True), dict(final_ack_timeout_s=900),
+])
+def test_what_does_not_change_the_merge_leaves_the_hash(change):
+    assert config(**change).profile_hash == config().profile_hash
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (dict(learners=0), "--learners 0"),
+    (dict(learners=2**32), "--learners 4294967296"),
+    (dict(total_steps=0), "--total-steps 0"),
+    (dict(quorum=0), "--quorum 0"),
+    (dict(quorum=3), "--quorum 3 can never be reached by --learners 2"),
+    (dict(port=65536), "--port 65536"),
+    (dict(quorum_timeout_s=0), "--quorum-timeout-s 0"),
+    (dict(final_ack_timeout_s=0), "--final-ack-timeout-s 0"),
+    (dict(write_timeout_s=0), "--write-timeout-s 0"),
+    (dict(merge_threads=0), "--merge-threads 0"),
+    (dict(merge_threads=33), "--merge-threads 33"),
+    (dict(grace_ms=-1), "--grace-ms -1"),
+    (dict(grace_ms=True), "--grace-ms True"),
+    (dict(grace_gamma=1.1), "--grace-gamma 1.1"),
+    (dict(grace_gamma=math.nan), "--grace-gamma nan"),
+    (dict(grace_tau=-0.5), "--grace-tau -0.5"),
+    (dict(grace_tau=math.inf), "--grace-tau inf"),
+    (dict(sync_interval_steps=-1.0), "--sync-interval-steps -1"),
+    (dict(outer_lr=-0.1), "--outer-lr -0.1"),
+    (dict(outer_lr=1e39), "--outer-lr 1e+39"),
+    (dict(outer_momentum=1.0), "--outer-momentum 1.0"),
+    (dict(outer_momentum=0.99999999999), "below 1 also as f32"),
+    (dict(learner_weight="tokens"), "--learner-weight tokens"),
+    (dict(log_level="loud"), "--log-level loud"),
+    (dict(expected_island_contract=b"x"), "--expected-island-contract has 1 bytes"),
+    (dict(host="0.0.0.0"), "--host 0.0.0.0"),
+    (dict(host="example.org"), "--host example.org"),
+])
+def test_unusable_values_are_refused_by_name(change, words):
+    with pytest.raises(ConfigError) as refusal:
+        config(**change)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_who_may_listen_beyond_this_machine():
+    assert config().bind_host == "127.0.0.1"
+    assert config(island_hmac_key="k").bind_host == "0.0.0.0"
+    assert config(allow_unauthenticated=True).bind_host == "0.0.0.0"
+    assert config(host="0.0.0.0", island_hmac_key="k").bind_host == "0.0.0.0"
+    assert config(host="::1").bind_host == "::1"
+    assert [is_loopback(h) for h in ("localhost", "127.9.9.9", "::1", "10.0.0.1", "me")] == [
+        True, True, True, False, False]
+
+
+def test_fixed_roster_needs_all_three():
+    fixed = dict(max_base_lag=0, quorum=2, grace_ms=0)
+    assert config(**fixed).fixed_roster
+    for change in (dict(max_base_lag=1), dict(quorum=1), dict(grace_ms=1)):
+        assert not config(**fixed | change).fixed_roster
+
+
+def test_the_key_never_shows():
+    assert "hunter2" not in repr(config(island_hmac_key="hunter2"))
+
+
+def test_final_ack_timeout_follows_the_quorum_timeout():
+    assert config(quorum_timeout_s=7).final_ack_timeout_resolved_s == 7
+    assert config(quorum_timeout_s=7, final_ack_timeout_s=9).final_ack_timeout_resolved_s == 9
