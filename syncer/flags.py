@@ -10,7 +10,7 @@ import argparse
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +104,12 @@ BY_NAME = {option.name: option for option in OPTIONS}
 BY_KEY = {option.name.replace("_", "-"): option for option in OPTIONS}
 DEFAULTS = {f.name: f.default for f in fields(Config)}
 REQUIRED = ("learners", "total_steps")
+PARSER_SETTINGS: dict[str, Any] = dict(
+    allow_abbrev=False, argument_default=argparse.SUPPRESS,
+    description="The parameter server of a Decoupled DiLoCo run.",
+    epilog="Every setting can also be given as SYNCER_<NAME> in the environment or as a key "
+           "without the dashes in the TOML file of --config; the command line wins over the "
+           "environment, the environment over the file.")
 
 
 def read_config(
@@ -113,14 +119,20 @@ def read_config(
 
     Raises `ConfigError` with one sentence for whatever cannot be used; `SystemExit` after `--help`.
     """
-    given = vars(parser(prog).parse_args(list(argv)))
-    path = given.pop("config", None)
+    return resolve(vars(parser(prog).parse_args(list(argv))), environ)
+
+
+def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Config:
+    """The configuration from the flags that were given (name to text) and the other sources."""
+    path = given.get("config")
     values = read_file(path) if path is not None else {}
     origins = dict.fromkeys(values, f"in {path}")
     from_environment = read_environment(environ)
     values.update(from_environment)
     origins.update(dict.fromkeys(from_environment, "in the environment"))
     for name, text in given.items():
+        if name not in BY_NAME:  # --config, and the name of the subcommand
+            continue
         values[name] = parse(BY_NAME[name], text, flag(name))
         origins.pop(name, None)
     missing = [flag(name) for name in REQUIRED if name not in values]
@@ -148,25 +160,33 @@ class OneSentenceParser(argparse.ArgumentParser):
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].split("=")[0]
-            names = [name for action in self._actions for name in action.option_strings]
-            near = difflib.get_close_matches(word, names, n=1)
+            near = difflib.get_close_matches(word, list(self.option_names()), n=1)
             hint = f"did you mean {near[0]}?" if near else "--help lists what there is"
             raise ConfigError(f"{word} is unknown; {hint}")
         return known
 
+    def option_names(self) -> Iterator[str]:
+        """Every option of this parser and of its subcommands."""
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser.option_names()
+
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """The command line of the server, with units and defaults in its help."""
-    result = OneSentenceParser(
-        prog=prog, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-        description="The parameter server of a Decoupled DiLoCo run.",
-        epilog="Every setting can also be given as SYNCER_<NAME> in the environment or as a key "
-               "without the dashes in the TOML file of --config; the command line wins over the "
-               "environment, the environment over the file.")
+    """The command line of `python -m syncer.server`."""
+    return add_options(OneSentenceParser(prog=prog, **PARSER_SETTINGS))
+
+
+def add_options(result: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Adds every setting to a parser, with units and defaults in its help; returns the parser."""
     result.add_argument("--config", metavar="FILE", help="TOML file with any of these settings")
     groups: dict[str, Any] = {}
     for option in OPTIONS:
-        group = groups.setdefault(option.group, result.add_argument_group(option.group))
+        if option.group not in groups:
+            groups[option.group] = result.add_argument_group(option.group)
+        group = groups[option.group]
         names = [flag(option.name)]
         if option.name == "allow_unauthenticated":
             names.append("--allow-unauthenticated-islands")

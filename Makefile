@@ -1,0 +1,48 @@
+# Table of contents of the project: `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+SOURCES := setup.py pyproject.toml $(shell find csrc syncer -name '*.[ch]' -not -path 'syncer/*.c' -o -name '*.pyx' -o -name '*.pxd')
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench bench-kernels build docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## *' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## build, install, and train a small language model with three learners
+	$(BIN)/syncer demo
+
+test: $(VENV)/.test  ## build, install with the test extra, and run the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.test  ## check style and imports
+	$(BIN)/ruff check .
+
+bench: $(VENV)/.test  ## run every benchmark; each prints a ratio to a reference of the same run
+	$(BIN)/python -m pytest benchmarks --benchmark-only -s
+
+bench-kernels: $(VENV)/.test  ## run the kernel benchmarks only (no network, no root)
+	$(BIN)/python -m pytest benchmarks/bench_kernels.py --benchmark-only -s
+
+build: $(VENV)/.test  ## rebuild the compiled modules in place
+	$(BIN)/python setup.py -q build_ext --inplace
+
+docs: $(VENV)/.test  ## write the generated parts of docs/ again
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build dist *.egg-info
+	find syncer -name '*.so' -delete
+	find syncer -name '*.pyx' | sed 's/pyx$$/c/' | xargs rm -f
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "syncer: Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "syncer: this Python has no venv module; install it, for example with: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.%: $(VENV)/bin/python $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@

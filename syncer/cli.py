@@ -1,0 +1,56 @@
+"""The `syncer` command: finds the subcommand and loads that room only.
+
+Must not hold any logic of a subcommand: each room has its own `command` module with
+`add_parser(subparsers)` and `run(args) -> exit status`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from syncer import __version__
+from syncer.errors import ConfigError, SyncerError
+from syncer.flags import OneSentenceParser
+
+COMMANDS = {
+    "serve": ("syncer.server.command", "run the server of a run (also: python -m syncer.server)"),
+    "demo": ("syncer.demo.command", "train a small language model with several learners, here"),
+    "kernels": ("syncer.kernels.command", "show and check the compiled kernels of this machine"),
+}
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """The parser with every command's name and, in full, the one that is asked for."""
+    parser = OneSentenceParser(
+        prog="syncer", allow_abbrev=False,
+        description="Parameter server and learners of Decoupled DiLoCo training.",
+        epilog="syncer COMMAND --help shows the settings of a command.")
+    parser.add_argument("--version", action="version", version=f"syncer {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, text) in COMMANDS.items():
+        if name == command:
+            importlib.import_module(module).add_parser(commands)
+        else:
+            commands.add_parser(name, help=text)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns its exit status; a user's mistake is one sentence."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in words if not word.startswith("-")), None)
+    try:
+        args = build_parser(command).parse_args(words)
+        return importlib.import_module(COMMANDS[args.command][0]).run(args)
+    except SyncerError as error:
+        print(f"syncer: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,51 @@
+"""The `syncer` command as a person meets it: help, wrong words, exit statuses."""
+
+import subprocess
+import sys
+
+import pytest
+
+from syncer import __version__
+from syncer.cli import COMMANDS
+
+
+def syncer(*argv, module="syncer"):
+    return subprocess.run([sys.executable, "-m", module, *argv], capture_output=True, text=True,
+                          timeout=60, check=False)
+
+
+def test_help_lists_every_command():
+    done = syncer("--help")
+    assert done.returncode == 0
+    assert all(f"    {name}" in done.stdout for name in COMMANDS)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_version():
+    assert syncer("--version").stdout == f"syncer {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [
+    [], ["sreve"], ["--frob"], ["serve"], ["serve", "--learnres", "2"],
+    ["serve", "--learners", "2", "--total-steps", "0"], ["demo", "--learners", "many"],
+])
+def test_a_wrong_command_line_is_one_sentence_and_status_2(argv):
+    done = syncer(*argv)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("syncer: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help_that_fits_80_columns(command):
+    done = syncer(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"syncer {command}" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_server_module_takes_the_same_flags():
+    done = syncer("--learners", "0", "--total-steps", "1", module="syncer.server")
+    assert done.returncode == 2
+    assert done.stderr == "syncer: --learners 0 cannot be used: give a whole number between 1 and 4294967295\n"
