@@ -1,0 +1,270 @@
+"""Messages to bytes: whole frames for small ones, heads and gather lists for bulk ones.
+
+Bodies of bulk messages are never copied here. Must not touch a socket or choose a stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from struct import Struct
+
+from ..core.layout import ISO, Layout
+from ..errors import LocalProtocolError
+from . import messages as m
+from .constants import (
+    CHUNK_SIZE,
+    COMPAT_GROUP_BYTES_MAX,
+    COMPAT_MAGIC,
+    DTYPES,
+    ERROR_FRAME_BYTES_MAX,
+    FINALIZATION_REVISION,
+    HASH_BYTES,
+    HEADER_BYTES,
+    HELLO_FRAME_BYTES_MAX,
+    MAGIC,
+    PROTOCOL_VERSION,
+    STREAMS_MAX,
+    Msg,
+)
+from .hello import FRAGMENT_HEAD, HELLO_HEAD, Hello, hello_mac
+
+FRAME_HEADER = Struct("<IBQ")
+CHUNK_HEADER = Struct("<IBQQQQ")
+"""Frame header of a CHUNK and its msg_id, total_len, offset."""
+
+
+def frame_header(msg_type: int, payload_bytes: int) -> bytes:
+    """The 13 bytes in front of a payload."""
+    return FRAME_HEADER.pack(MAGIC, msg_type, payload_bytes)
+
+
+def frame(msg_type: int, payload) -> bytes:
+    """A whole frame."""
+    return frame_header(msg_type, len(payload)) + bytes(payload)
+
+
+def _pack(layout: Struct, msg_type: Msg, *values: int) -> bytes:
+    try:
+        return layout.pack(*values)
+    except struct.error as error:
+        raise LocalProtocolError(f"{msg_type.name} cannot hold {values}: {error}") from None
+
+
+# --- HELLO -------------------------------------------------------------------------------------
+
+
+def encode_hello(hello: Hello, key: bytes | None = None) -> bytes:
+    """HELLO frame, with its MAC when `key` is given.
+
+    Raises LocalProtocolError for anything a syncer would refuse in every session.
+    """
+    body = _hello_body(hello)
+    payload = body if key is None else body + hello_mac(key, body)
+    if len(payload) > HELLO_FRAME_BYTES_MAX:
+        raise LocalProtocolError(
+            f"HELLO of {len(payload)} bytes exceeds limit {HELLO_FRAME_BYTES_MAX}; "
+            "the layout has too many tensors"
+        )
+    return frame(Msg.HELLO, payload)
+
+
+def _hello_body(hello: Hello) -> bytes:
+    _refuse_if(hello.generation == 0, "generation must be nonzero")
+    _refuse_if(hello.dtype not in DTYPES, f"dtype is {hello.dtype}, expected 1, 2 or 3")
+    _refuse_if(
+        not 0 <= hello.num_streams <= STREAMS_MAX,
+        f"num_streams is {hello.num_streams}, expected 0..{STREAMS_MAX}",
+    )
+    hashes = {"fingerprint": hello.fingerprint, "contract": hello.contract}
+    if hello.profile_hash is not None:
+        hashes["profile_hash"] = hello.profile_hash
+    for name, value in hashes.items():
+        _refuse_if(
+            len(value) != HASH_BYTES, f"{name} has {len(value)} bytes, expected {HASH_BYTES}"
+        )
+    head = _pack(
+        HELLO_HEAD,
+        Msg.HELLO,
+        PROTOCOL_VERSION,
+        hello.learner,
+        hello.generation,
+        hello.dtype,
+        len(hello.layout.fragments),
+    )
+    streams = hello.num_streams.to_bytes(2, "little")
+    return b"".join(
+        [head, _layout_bytes(hello.layout), *hashes.values(), streams, _trailer(hello.compat_group)]
+    )
+
+
+def _layout_bytes(layout: Layout) -> bytes:
+    _refuse_if(not layout.fragments, "layout must contain at least one fragment")
+    parts = []
+    for index, (merge_mode, numels, shapes) in enumerate(layout.fragments):
+        _refuse_if(not numels, f"fragment {index} must contain at least one tensor")
+        _refuse_if(min(numels, default=0) < 1, f"fragment {index} has a tensor without elements")
+        count = len(numels)
+        parts.append(_pack(FRAGMENT_HEAD, Msg.HELLO, merge_mode, count))
+        parts.append(_pack(Struct(f"<{count}Q"), Msg.HELLO, *numels))
+        if merge_mode == ISO:
+            _refuse_if(
+                [rows * cols for rows, cols in shapes] != list(numels),
+                f"fragment {index} has iso shapes that do not match its numels",
+            )
+            flat = [size for shape in shapes for size in shape]
+            parts.append(_pack(Struct(f"<{2 * count}Q"), Msg.HELLO, *flat))
+    return b"".join(parts)
+
+
+def _trailer(compat_group: str | None) -> bytes:
+    if compat_group is None:
+        return b""
+    group = compat_group.encode("utf-8")
+    _refuse_if(
+        not 1 <= len(group) <= COMPAT_GROUP_BYTES_MAX,
+        f"compat group has {len(group)} bytes of UTF-8, expected 1..{COMPAT_GROUP_BYTES_MAX}",
+    )
+    return COMPAT_MAGIC + len(group).to_bytes(4, "little") + group
+
+
+def _refuse_if(wrong: bool, text: str) -> None:
+    if wrong:
+        raise LocalProtocolError(f"HELLO cannot be sent: {text}")
+
+
+# --- small frames ------------------------------------------------------------------------------
+
+
+def encode_data_hello(hello: m.DataHello) -> bytes:
+    """DATA_HELLO frame."""
+    return frame(Msg.DATA_HELLO, _pack(m.DATA_HELLO, Msg.DATA_HELLO, PROTOCOL_VERSION, *hello))
+
+
+def encode_pull(pull: m.Pull) -> bytes:
+    """PULL_REQ frame."""
+    return frame(Msg.PULL_REQ, _pack(m.PULL, Msg.PULL_REQ, *pull))
+
+
+def encode_heartbeat(heartbeat: m.Heartbeat) -> bytes:
+    """HEARTBEAT frame."""
+    return frame(Msg.HEARTBEAT, _pack(m.HEARTBEAT, Msg.HEARTBEAT, *heartbeat))
+
+
+def encode_shutdown() -> bytes:
+    """SHUTDOWN frame."""
+    return frame(Msg.SHUTDOWN, b"")
+
+
+def encode_error(text: str) -> bytes:
+    """ERROR frame; a text over the client's cap is cut at a character."""
+    payload = text.encode("utf-8", "replace")
+    if len(payload) > ERROR_FRAME_BYTES_MAX:
+        payload = payload[:ERROR_FRAME_BYTES_MAX].decode("utf-8", "ignore").encode("utf-8")
+    return frame(Msg.ERROR, payload)
+
+
+def encode_manifest(manifest: m.Manifest) -> bytes:
+    """FINAL_MANIFEST frame."""
+    count = len(manifest.versions)
+    head = _pack(m.MANIFEST_HEAD, Msg.FINAL_MANIFEST, FINALIZATION_REVISION, manifest.step, count)
+    versions = _pack(Struct(f"<{count}Q"), Msg.FINAL_MANIFEST, *manifest.versions)
+    return frame(Msg.FINAL_MANIFEST, head + versions)
+
+
+def encode_final_ack(ack: m.FinalAck) -> bytes:
+    """FINAL_ACK frame."""
+    payload = _pack(m.FINAL_ACK, Msg.FINAL_ACK, FINALIZATION_REVISION, ack.step)
+    return frame(Msg.FINAL_ACK, payload)
+
+
+def encode_budget_done(done: m.BudgetDone) -> bytes:
+    """BUDGET_DONE frame."""
+    return frame(Msg.BUDGET_DONE, _pack(m.BUDGET_DONE, Msg.BUDGET_DONE, *done))
+
+
+# --- bulk messages: a head of a few bytes, and a body that stays where it is ----------------------
+
+
+def init_head(fragment: int) -> bytes:
+    """Payload bytes of INIT_PARAMS before the tensor."""
+    return _pack(m.INIT_HEAD, Msg.INIT_PARAMS, fragment)
+
+
+def push_head(push: m.Push) -> bytes:
+    """Payload bytes of PUSH_FRAGMENT before the delta; `push.delta` is not looked at."""
+    if push.attempt < 1 or push.c_steps < 1:
+        raise LocalProtocolError(
+            f"PUSH_FRAGMENT round_attempt and c_steps must be positive, got {push.attempt} and "
+            f"{push.c_steps}"
+        )
+    return _pack(m.PUSH_HEAD, Msg.PUSH_FRAGMENT, *push[:-1])
+
+
+def bcast_head(fragment: int, version: int) -> bytes:
+    """Payload bytes of BCAST_FRAGMENT before the tensor."""
+    return _pack(m.VERSIONED_HEAD, Msg.BCAST_FRAGMENT, fragment, version)
+
+
+def final_head(fragment: int, version: int) -> bytes:
+    """Payload bytes of FINAL_FRAGMENT before the tensor."""
+    return _pack(m.VERSIONED_HEAD, Msg.FINAL_FRAGMENT, fragment, version)
+
+
+def encode_init(init: m.Init) -> bytes:
+    """INIT_PARAMS as one frame; copies the tensor, so meant for small fragments."""
+    return b"".join(bare_message(Msg.INIT_PARAMS, init_head(init.fragment), init.tensor))
+
+
+def encode_push(push: m.Push) -> bytes:
+    """PUSH_FRAGMENT as one frame; copies the delta."""
+    return b"".join(bare_message(Msg.PUSH_FRAGMENT, push_head(push), push.delta))
+
+
+def encode_bcast(bcast: m.Bcast) -> bytes:
+    """BCAST_FRAGMENT as one frame; copies the tensor."""
+    head = bcast_head(bcast.fragment, bcast.version)
+    return b"".join(bare_message(Msg.BCAST_FRAGMENT, head, bcast.tensor))
+
+
+def encode_final_fragment(final: m.FinalFragment) -> bytes:
+    """FINAL_FRAGMENT as one frame; copies the tensor."""
+    head = final_head(final.fragment, final.version)
+    return b"".join(bare_message(Msg.FINAL_FRAGMENT, head, final.tensor))
+
+
+def bare_message(msg_type: int, head: bytes, body) -> list:
+    """[header and head, body] of one bare frame, for a gathering send; `body` is not copied."""
+    view = _byte_view(body)
+    return [frame_header(msg_type, len(head) + len(view)) + head, view]
+
+
+def chunk_count(head_bytes: int, body_bytes: int) -> int:
+    """CHUNK frames of a message whose payload is a head and a body of these sizes."""
+    return -(-(HEADER_BYTES + head_bytes + body_bytes) // CHUNK_SIZE)
+
+
+def chunk_message(
+    inner_type: int, inner_head: bytes, body, msg_id: int
+) -> Iterator[list[bytes | memoryview]]:
+    """The CHUNK frames of one message, each a gather list of a header and views of `body`.
+
+    `body` is anything with a contiguous buffer; it must not change until the last list is sent.
+    The inner frame (its 13-byte header included) is cut at multiples of CHUNK_SIZE.
+    """
+    view = _byte_view(body)
+    lead = frame_header(inner_type, len(inner_head) + len(view)) + inner_head
+    total = len(lead) + len(view)
+    for offset in range(0, total, CHUNK_SIZE):
+        end = min(offset + CHUNK_SIZE, total)
+        header = CHUNK_HEADER.pack(
+            MAGIC, Msg.CHUNK, CHUNK_HEADER.size - HEADER_BYTES + end - offset, msg_id, total, offset
+        )
+        piece = view[max(offset - len(lead), 0) : max(end - len(lead), 0)]
+        yield [header + lead[offset:end], piece]
+
+
+def _byte_view(body) -> memoryview:
+    """`body` as unsigned bytes; a zero-size array keeps its shape and cannot be cast, so empty."""
+    view = memoryview(body)
+    return view.cast("B") if view.nbytes else memoryview(b"")

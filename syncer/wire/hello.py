@@ -1,0 +1,221 @@
+"""HELLO: the first frame of a control socket, read step by step with the refusals of each step.
+
+Must not compare with a session (session.py does) or know a socket.
+"""
+
+from __future__ import annotations
+
+import hmac
+from struct import Struct, unpack_from
+from typing import NamedTuple
+
+from ..core.layout import ISO, MERGE_MODES, FragmentLayout, Layout
+from ..errors import LocalProtocolError, RemoteProtocolError
+from .constants import (
+    COMPAT_GROUP_BYTES_MAX,
+    COMPAT_MAGIC,
+    DTYPES,
+    HASH_BYTES,
+    HELLO_MAC_DOMAIN,
+    PROTOCOL_VERSION,
+    STREAMS_MAX,
+)
+from .limits import Limits
+
+HELLO_HEAD = Struct("<HIQBI")
+"""version, learner_id, generation, dtype, num_fragments."""
+FRAGMENT_HEAD = Struct("<BI")
+"""merge_mode, num_tensors."""
+TRAILER_HEAD_BYTES = 8
+"""Magic and length in front of the compat group."""
+U64_MAX = 2**64 - 1
+
+
+class Hello(NamedTuple):
+    """What a learner says about itself; everything after `generation` belongs to the session."""
+
+    learner: int
+    generation: int
+    dtype: int
+    layout: Layout
+    fingerprint: bytes
+    contract: bytes
+    profile_hash: bytes | None = None
+    num_streams: int = 0
+    compat_group: str | None = None
+
+
+class _Cursor:
+    """Reads forward and refuses to read past the end."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self.data) - self.at
+
+    def values(self, layout: str, size: int) -> tuple:
+        if size > self.remaining:
+            raise RemoteProtocolError(
+                f"payload truncated: {size} bytes expected at offset {self.at}, "
+                f"{self.remaining} are left"
+            )
+        found = unpack_from(layout, self.data, self.at)
+        self.at += size
+        return found
+
+    def take(self, size: int) -> bytes:
+        return self.values(f"<{size}s", size)[0]
+
+
+def hello_mac(key: bytes, body) -> bytes:
+    """HMAC-SHA256 over the domain and the HELLO body."""
+    return hmac.digest(key, HELLO_MAC_DOMAIN + bytes(body), "sha256")
+
+
+def parse_hello(payload, *, key: bytes | None, learners: int) -> Hello:
+    """Checks a HELLO payload in the order of the protocol, from its MAC to its limits.
+
+    `key` is the island key, None when none is configured; `learners` is the size of the roster.
+    Raises RemoteProtocolError with exactly the text that the ERROR frame carries.
+    """
+    body = bytes(payload)
+    if key is not None:
+        body = _authenticated_body(body, key)
+    try:
+        return _parse_body(_Cursor(body), learners)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"invalid HELLO: {error}") from None
+
+
+def _authenticated_body(payload: bytes, key: bytes) -> bytes:
+    if len(payload) < HASH_BYTES:
+        raise RemoteProtocolError(
+            f"HELLO authentication failed: {len(payload)} bytes cannot hold a "
+            f"{HASH_BYTES}-byte MAC; give the learner the island key"
+        )
+    body, mac = payload[:-HASH_BYTES], payload[-HASH_BYTES:]
+    if not hmac.compare_digest(hello_mac(key, body), mac):
+        raise RemoteProtocolError(
+            "HELLO authentication failed: the MAC does not fit the island key of this syncer"
+        )
+    return body
+
+
+def _parse_body(cursor: _Cursor, learners: int) -> Hello:
+    (version,) = cursor.values("<H", 2)
+    if version != PROTOCOL_VERSION:
+        raise RemoteProtocolError(
+            f"protocol version mismatch: learner speaks {version}, "
+            f"this syncer speaks {PROTOCOL_VERSION}"
+        )
+    (learner,) = cursor.values("<I", 4)
+    if learner >= learners:
+        raise RemoteProtocolError(
+            f"learner_id {learner} is outside configured range 0..{learners - 1}"
+        )
+    (generation,) = cursor.values("<Q", 8)
+    if generation == 0:
+        raise RemoteProtocolError("generation must be nonzero")
+    (dtype,) = cursor.values("<B", 1)
+    if dtype not in DTYPES:
+        raise RemoteProtocolError(f"unknown dtype {dtype}, expected 1 (f32), 2 (bf16) or 3 (q4)")
+    layout = _parse_layout(cursor)
+    fingerprint, contract = cursor.take(HASH_BYTES), cursor.take(HASH_BYTES)
+    profile_hash, num_streams, compat_group = _parse_tail(cursor)
+    try:
+        Limits.for_server(layout, dtype)
+    except LocalProtocolError as error:
+        raise RemoteProtocolError(str(error)) from None
+    return Hello(
+        learner,
+        generation,
+        dtype,
+        layout,
+        fingerprint,
+        contract,
+        profile_hash,
+        num_streams,
+        compat_group,
+    )
+
+
+def _parse_layout(cursor: _Cursor) -> Layout:
+    (count,) = cursor.values("<I", 4)
+    if count == 0:
+        raise RemoteProtocolError("layout must contain at least one fragment")
+    if count > cursor.remaining // FRAGMENT_HEAD.size:
+        raise RemoteProtocolError(
+            f"num_fragments {count} does not fit in the {cursor.remaining} bytes left"
+        )
+    layout = Layout(tuple(_parse_fragment(cursor, index) for index in range(count)))
+    if layout.numel > U64_MAX:
+        raise RemoteProtocolError("layout numel overflows 64 bits")
+    return layout
+
+
+def _parse_fragment(cursor: _Cursor, index: int) -> FragmentLayout:
+    merge_mode, count = cursor.values("<BI", FRAGMENT_HEAD.size)
+    if merge_mode not in MERGE_MODES:
+        raise RemoteProtocolError(f"fragment {index} has unknown merge mode {merge_mode}")
+    if count == 0:
+        raise RemoteProtocolError(f"fragment {index} must contain at least one tensor")
+    if count > cursor.remaining // 8:
+        raise RemoteProtocolError(
+            f"fragment {index} has num_tensors {count}, which does not fit in the "
+            f"{cursor.remaining} bytes left"
+        )
+    numels = cursor.values(f"<{count}Q", 8 * count)
+    if 0 in numels:
+        raise RemoteProtocolError(f"fragment {index} tensor {numels.index(0)} has no elements")
+    if sum(numels) > U64_MAX:
+        raise RemoteProtocolError(f"fragment {index} numel overflows 64 bits")
+    if merge_mode != ISO:
+        return FragmentLayout(merge_mode, numels)
+    flat = cursor.values(f"<{2 * count}Q", 16 * count)
+    shapes = tuple(zip(flat[::2], flat[1::2], strict=True))
+    for tensor, ((rows, cols), numel) in enumerate(zip(shapes, numels, strict=True)):
+        # A numel is never 0 here, so a zero row or column cannot give an equal product.
+        if rows * cols != numel:
+            raise RemoteProtocolError(
+                f"fragment {index} tensor {tensor} has shape {rows} x {cols}, "
+                f"which is not its numel {numel}"
+            )
+    return FragmentLayout(merge_mode, numels, shapes)
+
+
+def _parse_tail(cursor: _Cursor) -> tuple[bytes | None, int, str | None]:
+    """[profile hash], num_streams, [compat group]; the length tells which are there."""
+    rest = cursor.data[cursor.at :]
+    trailer = _trailer_bytes(rest)
+    extension = len(rest) - trailer
+    if extension not in (2, 2 + HASH_BYTES):
+        raise RemoteProtocolError(
+            f"invalid HELLO profile extension length: {extension} bytes after the contract, "
+            f"expected 2 or {2 + HASH_BYTES}"
+        )
+    profile_hash = cursor.take(HASH_BYTES) if extension > 2 else None
+    (num_streams,) = cursor.values("<H", 2)
+    compat_group = None
+    if trailer:
+        cursor.take(TRAILER_HEAD_BYTES)
+        try:
+            compat_group = cursor.take(trailer - TRAILER_HEAD_BYTES).decode("utf-8")
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("compat group is not UTF-8") from None
+    if num_streams > STREAMS_MAX:
+        raise RemoteProtocolError(f"num_streams {num_streams} exceeds limit {STREAMS_MAX}")
+    return profile_hash, num_streams, compat_group
+
+
+def _trailer_bytes(rest: bytes) -> int:
+    """Length of the compat trailer, magic included; 0 if there is none."""
+    for base in (2, 2 + HASH_BYTES):
+        head = rest[base : base + TRAILER_HEAD_BYTES]
+        if len(head) == TRAILER_HEAD_BYTES and head.startswith(COMPAT_MAGIC):
+            size = int.from_bytes(head[4:], "little")
+            trailer = TRAILER_HEAD_BYTES + size
+            if 1 <= size <= COMPAT_GROUP_BYTES_MAX and len(rest) == base + trailer:
+                return trailer
+    return 0

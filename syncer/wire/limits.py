@@ -1,0 +1,108 @@
+"""What a peer may send, per side and state: the frame reader checks it before it takes memory.
+
+Must not hold buffers or counters: a `Limits` is a value, made once per session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..core.layout import Layout
+from ..errors import LocalProtocolError
+from .constants import (
+    BCAST_HEAD_BYTES,
+    BUDGET_DONE_BYTES,
+    CHUNK_HEAD_BYTES,
+    CHUNK_SIZE,
+    DTYPE_F32,
+    ERROR_FRAME_BYTES_MAX,
+    FINAL_ACK_BYTES,
+    FINAL_HEAD_BYTES,
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    HEARTBEAT_BYTES,
+    HELLO_FRAME_BYTES_MAX,
+    INIT_HEAD_BYTES,
+    MANIFEST_HEAD_BYTES,
+    OPEN_BYTES_FLOOR,
+    PULL_BYTES,
+    PUSH_HEAD_BYTES,
+    Msg,
+    bulk_dtype,
+    tensor_bytes,
+)
+
+CHUNK_FRAME_BYTES_MAX = CHUNK_HEAD_BYTES + CHUNK_SIZE
+
+
+class Limits(NamedTuple):
+    """Allowed message types and their sizes; a type without an entry is an error."""
+
+    frame_bytes_max: Mapping[int, int]
+    """Payload bytes of a bare frame, by message type."""
+    inner_bytes_max: int
+    """Total bytes (13-byte header included) of a message that arrives in CHUNKs; 0: none may."""
+    inner_bytes_min: int = 0
+    """Totals below this are refused at the first piece; the syncer waits for completion (0)."""
+    open_bytes_max: int = 0
+    """Sum of declared totals in reassembly at a time."""
+    prefix: str = ""
+    """Put in front of every framing refusal."""
+
+    @classmethod
+    def first_frame(cls) -> Limits:
+        """Of a new socket on the syncer: HELLO or DATA_HELLO, nothing else."""
+        allowed = {Msg.HELLO: HELLO_FRAME_BYTES_MAX, Msg.DATA_HELLO: HELLO_FRAME_BYTES_MAX}
+        return cls(allowed, 0, prefix="invalid first frame: ")
+
+    @classmethod
+    def for_server(cls, layout: Layout, dtype: int) -> Limits:
+        """Of a connection group on the syncer after its HELLO.
+
+        Raises LocalProtocolError if a size of this layout cannot be addressed.
+        """
+        init = INIT_HEAD_BYTES + tensor_bytes(layout.largest, bulk_dtype(dtype))
+        push = PUSH_HEAD_BYTES + tensor_bytes(layout.largest, dtype)
+        # The final cut is f32 whatever the session dtype: it must be addressable too.
+        final = FINAL_HEAD_BYTES + tensor_bytes(layout.largest, DTYPE_F32)
+        allowed = {
+            Msg.INIT_PARAMS: init,
+            Msg.PUSH_FRAGMENT: push,
+            Msg.HEARTBEAT: HEARTBEAT_BYTES,
+            Msg.FINAL_ACK: FINAL_ACK_BYTES,
+            Msg.BUDGET_DONE: BUDGET_DONE_BYTES,
+            Msg.CHUNK: CHUNK_FRAME_BYTES_MAX,
+        }
+        _check_addressable(final)
+        return _session_limits(allowed, max(init, push), inner_bytes_min=0)
+
+    @classmethod
+    def for_client(cls, layout: Layout, dtype: int) -> Limits:
+        """Of every socket of a learner. Raises LocalProtocolError like `for_server`."""
+        bcast = BCAST_HEAD_BYTES + tensor_bytes(layout.largest, bulk_dtype(dtype))
+        final = FINAL_HEAD_BYTES + tensor_bytes(layout.largest, DTYPE_F32)
+        allowed = {
+            Msg.PULL_REQ: PULL_BYTES,
+            Msg.BCAST_FRAGMENT: bcast,
+            Msg.FINAL_FRAGMENT: final,
+            Msg.FINAL_MANIFEST: MANIFEST_HEAD_BYTES + 8 * len(layout.fragments),
+            Msg.SHUTDOWN: 0,
+            Msg.ERROR: ERROR_FRAME_BYTES_MAX,
+            Msg.CHUNK: CHUNK_FRAME_BYTES_MAX,
+        }
+        return _session_limits(allowed, max(bcast, final), inner_bytes_min=HEADER_BYTES)
+
+
+def _session_limits(allowed: dict, largest: int, inner_bytes_min: int) -> Limits:
+    inner = HEADER_BYTES + largest
+    _check_addressable(inner)
+    open_bytes = min(max(OPEN_BYTES_FLOOR, 4 * inner), FRAME_BYTES_MAX)
+    return Limits(allowed, inner, inner_bytes_min, open_bytes)
+
+
+def _check_addressable(size: int) -> None:
+    if size > FRAME_BYTES_MAX:
+        raise LocalProtocolError(
+            f"layout needs a message of {size} bytes, more than {FRAME_BYTES_MAX} can be addressed"
+        )
