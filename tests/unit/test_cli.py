@@ -48,4 +48,5 @@ def test_every_command_has_help_that_fits_80_columns(command):
 def test_the_server_module_takes_the_same_flags():
     done = syncer("--learners", "0", "--total-steps", "1", module="syncer.server")
     assert done.returncode == 2
-    assert done.stderr == "syncer: --learners 0 cannot be used: give a whole number between 1 and 4294967295\n"
+    assert done.stderr == (
+        "syncer: --learners 0 cannot be used: give a whole number between 1 and 4294967295\n")
