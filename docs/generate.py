@@ -1,0 +1,51 @@
+"""Writes the generated parts of the docs again: tables that come from code, never from memory.
+
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; `PARTS` names the function that
+makes it. `--check` writes nothing and names the files that are out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+PARTS = {
+    "flags": "syncer.flags:markdown_table",
+}
+MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def generated(name: str) -> str:
+    """The text of one part, ending in a newline."""
+    module, function = PARTS[name].split(":")
+    return getattr(importlib.import_module(module), function)()
+
+
+def refreshed(text: str) -> str:
+    """The document with every marked part made again."""
+    return MARKED.sub(lambda match: match[1] + generated(match[2]) + match[3], text)
+
+
+def main() -> int:
+    """Writes, or with `--check` only compares; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if out of date")
+    check = parser.parse_args().check
+    stale = []
+    for path in sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"]):
+        text = path.read_text(encoding="utf-8")
+        fresh = refreshed(text)
+        if fresh != text:
+            stale.append(path.name)
+            if not check:
+                path.write_text(fresh, encoding="utf-8")
+    print(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
