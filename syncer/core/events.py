@@ -21,6 +21,8 @@ class Hello(NamedTuple):
     learner: int
     generation: int
     fragments: int
+    fingerprint: bytes = b""
+    """Layout fingerprint of the session, for the tape; the first accepted HELLO fixes it."""
 
 
 class Disconnected(NamedTuple):
@@ -81,7 +83,11 @@ class MergeDone(NamedTuple):
 
 
 class Synced(NamedTuple):
-    """The driver has published and queued the broadcast of a step."""
+    """The driver has carried out a `Publish` and the `Broadcast` behind it.
+
+    One for every broadcast step; for the last step, which has no broadcast, it is not needed and
+    changes nothing.
+    """
 
     step: int
     elapsed_ns: int

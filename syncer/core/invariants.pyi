@@ -1,0 +1,3 @@
+from syncer.core.scheduler import Scheduler
+
+def check(s: Scheduler) -> int: ...

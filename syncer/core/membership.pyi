@@ -1,0 +1,18 @@
+class Member:
+    learner: int
+    generation: int
+    key: tuple[int, int]
+    connected: bool
+    held: bool
+    delivered: tuple[int, ...] | None
+    step_time_s: float
+    def __init__(self, learner: int, generation: int) -> None: ...
+    def observe(self, now_ns: int, local_step: int) -> None: ...
+
+class Membership:
+    members: dict[tuple[int, int], Member]
+    current: list[Member | None]
+    newest: list[int]
+    current_count: int
+    launchable_count: int
+    def __init__(self, learners: int) -> None: ...

@@ -1,0 +1,93 @@
+"""The records of the event tape, keys in the order of rounds.md 13.
+
+Pure: builds dictionaries; writing them is the driver's.
+"""
+
+from syncer.core.membership cimport Member
+from syncer.core.quorum cimport NEVER
+from syncer.core.round cimport Round, Slot
+
+PROTOCOL_VERSION = 4
+DELTA_SEMANTICS = "local_minus_raw_anchor"
+
+
+cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long long sync_ns):
+    """The record of one committed round.
+
+    layout_hash: the fingerprint in hex. `ms` runs from the launch of the merged attempt to the
+    commit; `sync_ms` is compute + commit + broadcast. A responder's `contribution` is its share of
+    the total weight, 0 when that is not positive.
+    """
+    cdef Slot slot
+    cdef Member member
+    cdef list missed = []
+    cdef list responded = []
+    cdef list expected = round.expected_members()
+    cdef double total = 0.0
+    for member in expected:
+        slot = round.slots[member.learner]
+        if slot.push is None:
+            missed.append(member)
+    for contribution in round.contributions:
+        total += contribution.weight
+        responded.append(contribution)
+    record = {
+        "protocol_version": PROTOCOL_VERSION,
+        "delta_semantics": DELTA_SEMANTICS,
+        "sync/layout_hash": layout_hash,
+        "sync/base_version": round.base,
+        "sync/responders": len(responded),
+        "sync/quorum": quorum,
+        "sync/rejected_stale_updates": round.stale_refused,
+        "sync/merge_seconds": round.compute_ns / 1e9,
+        "sync/global_delta_norm": round.gnorm,
+        "step": round.step,
+        "fragment": round.fragment,
+        "launch_base_version": round.base,
+        "attempt": round.attempt,
+        "gnorm": round.gnorm,
+        "ms": milliseconds(round.committed_ns - round.launch_ns),
+        "quorum": quorum,
+        "expected": [m.learner for m in expected],
+        "expected_members": [identity(m) for m in expected],
+        "responded": [c.learner for c in responded],
+        "responded_members": [identity(c) for c in responded],
+        "missed_grace": [m.learner for m in missed],
+        "missed_members": [identity(m) for m in missed],
+        "quorum_ms": (None if round.quorum_ns == NEVER
+                      else milliseconds(round.quorum_ns - round.launch_ns)),
+        "grace_ms": None if round.grace_ns == NEVER else milliseconds(round.grace_ns),
+        "sync_ms": milliseconds(sync_ns),
+        "responders": [responder(c, round.base, total) for c in responded],
+    }
+    if round.released:
+        record["released"] = sorted(round.released)
+    if round.joined:
+        record["joined"] = sorted(round.joined)
+    return record
+
+
+cpdef dict failure_record(str metric, str error):
+    """The record of a strict failure, written just before the run ends."""
+    return {"event": "rl_strict_failure", "metric": metric, "value": 1, "error": error}
+
+
+cdef double milliseconds(long long ns) noexcept:
+    return <double>ns / 1e6
+
+
+cdef dict identity(object who):
+    return {"id": who.learner, "generation": who.generation}
+
+
+cdef dict responder(object contribution, long long base, double total):
+    return {
+        "id": contribution.learner,
+        "generation": contribution.generation,
+        "base_version": contribution.base,
+        "staleness": base - contribution.base,
+        "c_steps": contribution.c_steps,
+        "c_tokens": contribution.c_tokens,
+        "weight": contribution.weight,
+        "contribution": contribution.weight / total if total > 0 else 0.0,
+    }

@@ -1,0 +1,89 @@
+"""The formulas of the round logic against the worked examples of their description."""
+
+import pytest
+
+from syncer.core.membership import Member
+from syncer.core.quorum import Verdict, decide_close, grace_ns, launch_interval_ns
+
+SECOND = 1_000_000_000
+NEVER = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "since_launch_s", "sync_s", "expected_ns"),
+    [
+        (1.0, 0.5, 0.5, 800_000_000),
+        (0.1, 1.0, 1.0, 0),
+        (60.0, 0.5, 0.5, SECOND),
+        (-1.0, 0.5, 0.5, SECOND),
+        (0.5, 0.5, 0.5, 0),
+        (1.0, 0.0, 0.75, SECOND),
+    ],
+)
+def test_grace_examples(step_time_s, since_launch_s, sync_s, expected_ns):
+    assert grace_ns(0.8, 2.0, SECOND, step_time_s, since_launch_s, sync_s) == expected_ns
+
+
+def test_grace_gamma_zero_and_cap_zero():
+    assert grace_ns(0.0, 2.0, SECOND, 60.0, 0.0, 0.0) == 0
+    assert grace_ns(0.8, 2.0, 0, -1.0, 0.0, 0.0) == 0
+
+
+def test_launch_interval():
+    assert launch_interval_ns(0, 24.0, 1.0, 4) == 6 * SECOND
+    assert launch_interval_ns(7 * SECOND, 24.0, 1.0, 4) == 7 * SECOND
+    assert launch_interval_ns(250_000_000, 24.0, -1.0, 4) == 250_000_000, "no estimate"
+    assert launch_interval_ns(250_000_000, 0.0, 9.0, 4) == 250_000_000, "H = 0"
+    assert 0 < launch_interval_ns(0, 1e300, 1e300, 1) < NEVER // 2, "an absurd pace stays a time"
+
+
+def test_step_time_is_the_mean_of_the_newest_sample_and_the_past():
+    member = Member(3, 7)
+    member.observe(0, 10)
+    assert member.step_time_s < 0, "one sample is no interval"
+    member.observe(SECOND, 12)
+    assert member.step_time_s == 0.5
+    member.observe(6 * SECOND, 13)
+    assert member.step_time_s == 2.75
+
+
+def test_step_time_clock_restarts_without_progress():
+    member = Member(0, 1)
+    member.observe(0, 10)
+    member.observe(100 * SECOND, 10)
+    assert member.step_time_s < 0
+    member.observe(101 * SECOND, 11)
+    assert member.step_time_s == 1.0, "the pause is not counted"
+    member.observe(200 * SECOND, 4)
+    member.observe(202 * SECOND, 5)
+    assert member.step_time_s == 1.5, "a step counter that ran back starts anew"
+
+
+def slow_decide(case):
+    """The closing rules in the words of their description, one sentence after the other."""
+    now, answered, expected, contributed, quorum, grace, deadline = case
+    everybody = answered >= expected
+    if everybody and contributed:
+        return "CLOSE"
+    if quorum:
+        armed = grace != NEVER
+        return "CLOSE" if armed and now >= grace else "WAIT"
+    return "RELAUNCH" if now >= deadline else "WAIT"
+
+
+def test_decide_close_equals_its_slow_twin_on_every_small_case():
+    cases = 0
+    for now in (0, 5, 10, 15):
+        for answered in range(4):
+            for expected in range(4):
+                for quorum in (False, True):
+                    for grace in (5, 10, NEVER):
+                        for deadline in (5, 10):
+                            case = (now, answered, expected, answered > 0, quorum, grace, deadline)
+                            assert decide_close(*case).name == slow_decide(case), case
+                            cases += 1
+    assert cases == 4 * 4 * 4 * 2 * 3 * 2
+
+
+def test_verdicts_are_named():
+    assert [v.name for v in Verdict] == ["WAIT", "CLOSE", "RELAUNCH"]
