@@ -1,0 +1,70 @@
+# C surface of the frame reader: for a connection that receives with recv(2) itself.
+#
+# `window` gives the address and size of where the next bytes must go; it stays valid until the next
+# call on the same reader, with or without the GIL. Then `received(n)` and iterate.
+
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+
+
+cdef struct Range:
+    uint64_t start
+    uint64_t end
+
+
+cdef class Payload:
+    # Uninitialised bytes that one message lands in; freed when the last view goes.
+    cdef void* memory
+    cdef char* data
+    cdef readonly Py_ssize_t size
+    cdef bint sealed
+
+
+cdef class Partial:
+    # One message in reassembly: its bytes and the ranges that are taken.
+    cdef Payload payload
+    cdef object msg_id
+    cdef uint64_t total
+    cdef uint64_t filled
+    cdef Range* ranges
+    cdef Py_ssize_t range_count
+    cdef Py_ssize_t range_capacity
+
+    cdef int reserve(self, uint64_t start, uint64_t end) except -1
+    cdef int insert(self, Py_ssize_t index, uint64_t start, uint64_t end) except -1
+
+
+cdef class Reassembly:
+    cdef readonly object limits
+    cdef readonly uint64_t bytes_open
+    cdef dict messages
+    cdef object lock
+
+    cdef Partial reserve(self, uint64_t msg_id, uint64_t total, uint64_t offset, uint64_t size)
+    cdef Partial open(self, object msg_id, uint64_t total)
+    cdef tuple filled(self, Partial partial, uint64_t size)
+
+
+cdef class FrameReader:
+    cdef object _limits
+    cdef public Reassembly reassembly
+    cdef object error
+    cdef int64_t frame_bytes_max[16]
+
+    cdef Payload staging
+    cdef Py_ssize_t start
+    cdef Py_ssize_t end
+
+    cdef Payload target
+    cdef Partial partial
+    cdef Py_ssize_t target_at
+    cdef Py_ssize_t target_end
+    cdef Py_ssize_t piece_bytes
+    cdef int target_type
+
+    cdef char* window(self, Py_ssize_t* size) except NULL
+    cpdef FrameReader received(self, Py_ssize_t count)
+    cdef tuple next_frame(self)
+    cdef tuple take_chunk(self, uint64_t size)
+    cdef tuple take_bare(self, int msg_type, uint64_t size)
+    cdef tuple finish_target(self)
+    cdef tuple checked_inner(self, tuple frame)
