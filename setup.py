@@ -9,15 +9,20 @@ Switches (environment):
   SYNCER_DEBUG_DIRECTIVES=1           Cython bounds, wrap-around and None checks back on
   SYNCER_COVERAGE=1                   gcov and Cython line tracing
   SYNCER_NO_OPENMP=1                  the serial twin of every parallel pass
+
+An incremental build redoes what changed: a .pyx or .pxd (Cython's own dependencies), a .c or .h of
+csrc, a switch, the compiler or its flags.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -33,6 +38,7 @@ KERNELS = {
     "any": [
         ("cpu.c", []),
         ("dispatch.c", []),
+        ("sha256.c", []),
         ("sha256_portable.c", []),
         ("codec_portable.c", []),
         ("blend_portable.c", []),
@@ -41,7 +47,7 @@ KERNELS = {
     ],
     "x86_64": [
         ("sha256_x86_shani.c", ["-msse4.1", "-msha"]),
-        ("codec_x86_avx2.c", ["-mavx2"]),
+        ("codec_x86_avx2.c", ["-mavx2"]),  # not -mfma: the compiler would fuse intrinsics too
         ("blend_x86_avx2.c", ["-mavx2"]),
         ("reduce_x86_avx2.c", ["-mavx2"]),
     ],
@@ -72,8 +78,13 @@ def directives() -> dict:
     return chosen
 
 
+def key_of(*facts) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
 def extensions() -> list:
     try:
+        import Cython
         from Cython.Build import cythonize
     except ImportError:
         sys.exit("syncer: Cython is missing; install it with: pip install cython")
@@ -82,14 +93,11 @@ def extensions() -> list:
     for source in sorted((ROOT / "syncer").rglob("*.pyx")):
         relative = source.relative_to(ROOT)
         name = ".".join(relative.with_suffix("").parts)
-        depends = []
-        if name == KERNELS_MODULE:
-            depends = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "csrc").glob("*.[ch]"))]
-        modules.append(
-            Extension(name, [str(relative)], include_dirs=["csrc"], depends=depends,
-                      define_macros=macros, extra_compile_args=["-O2"])
-        )
-    return cythonize(modules, compiler_directives=directives(), nthreads=0, quiet=True)
+        modules.append(Extension(name, [str(relative)], include_dirs=["csrc"],
+                                 define_macros=macros, extra_compile_args=["-O2"]))
+    # Cython compares times, not directives: C made with other ones lives in another folder.
+    made = f"build/cython-{key_of(Cython.__version__, sorted(directives().items()))}"
+    return cythonize(modules, compiler_directives=directives(), build_dir=made, quiet=True)
 
 
 class BuildExt(build_ext):
@@ -98,12 +106,18 @@ class BuildExt(build_ext):
     def build_extensions(self):
         self.check_toolchain()
         self.openmp = self.probe_openmp()
-        flags = COMMON_FLAGS + self.switch_flags()
+        switches = self.switch_flags()
+        flags = COMMON_FLAGS + switches
+        self.force = self.force or self.flags_changed(flags)
+        self.parallel = self.parallel or os.cpu_count()
+        headers = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "csrc").glob("*.h"))]
         for extension in self.extensions:
             extension.extra_compile_args = flags + extension.extra_compile_args
-            extension.extra_link_args += self.switch_flags()
+            extension.extra_link_args += switches
             if extension.name == KERNELS_MODULE:
-                extension.extra_objects += self.compile_kernels(flags)
+                objects = self.compile_kernels(flags)
+                extension.depends += headers + objects  # newer than the module: link again
+                extension.extra_objects += objects
                 extension.extra_link_args += self.openmp
         super().build_extensions()
 
@@ -116,6 +130,16 @@ class BuildExt(build_ext):
             flags += ["--coverage"]
         return flags
 
+    def flags_changed(self, flags: list[str]) -> bool:
+        """Whether the last build here used another compiler or flags; remembers these."""
+        stamp = Path(self.build_temp) / "flags"
+        now = repr((self.compiler.compiler_so, self.compiler.linker_so, flags, self.openmp,
+                    sorted(directives().items())))
+        before = stamp.read_text() if stamp.exists() else now
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(now)
+        return before != now
+
     def target_machine(self) -> str:
         return MACHINES.get(self.plat_name.rsplit("-", 1)[-1].lower(), "other")
 
@@ -123,34 +147,45 @@ class BuildExt(build_ext):
         build_dir = Path(self.build_temp) / "csrc"
         build_dir.mkdir(parents=True, exist_ok=True)
         newest_header = max(p.stat().st_mtime for p in (ROOT / "csrc").glob("*.h"))
-        objects = []
-        for source, extra in KERNELS["any"] + KERNELS.get(self.target_machine(), []):
-            path = ROOT / "csrc" / source
-            own = [flag for entry in extra for flag in (self.openmp if entry == "openmp" else [entry])]
-            command = [*self.compiler.compiler_so, *flags, *KERNEL_FLAGS, *own, "-c",
-                       str(path), "-o", str(build_dir / (path.stem + ".o"))]
-            target, stamp = build_dir / (path.stem + ".o"), build_dir / (path.stem + ".cmd")
+
+        def compile_one(entry) -> str:
+            path = ROOT / "csrc" / entry[0]
+            own = [f for flag in entry[1] for f in (self.openmp if flag == "openmp" else [flag])]
+            target = build_dir / (path.stem + ".o")
+            command = [*self.compiler.compiler_so, *flags, *KERNEL_FLAGS, *own, "-c", str(path)]
+            stamp = build_dir / (path.stem + ".cmd")
             fresh = (
                 target.exists() and not self.force
                 and stamp.exists() and stamp.read_text() == repr(command)
-                and target.stat().st_mtime >= max(path.stat().st_mtime, newest_header)
+                and target.stat().st_mtime > max(path.stat().st_mtime, newest_header)
             )
             if not fresh:
-                subprocess.run(command, check=True)
+                partial = build_dir / f"{path.stem}.{os.getpid()}.o"  # a cut build leaves no object
+                if subprocess.run([*command, "-o", str(partial)], check=False).returncode:
+                    sys.exit(f"syncer: {path.relative_to(ROOT)} does not compile; "
+                             f"the command was: {' '.join(command)}")
+                partial.replace(target)
                 stamp.write_text(repr(command))
-            objects.append(str(target))
-        return objects
+            return str(target)
+
+        table = KERNELS["any"] + KERNELS.get(self.target_machine(), [])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(compile_one, table))
 
     def check_toolchain(self):
-        """A missing compiler or header ends the build with one sentence that says what to install."""
+        """A missing compiler or header ends the build with a sentence that says what to install."""
         compiler = self.compiler.compiler_so[0]
         try:
             subprocess.run([compiler, "--version"], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError):
-            sys.exit(f"syncer: no C compiler ({compiler!r} cannot be run); install one, for example "
-                     "with: apt-get install gcc   (or: dnf install gcc)")
-        include_dirs = [*self.compiler.include_dirs, sysconfig.get_paths()["include"]]
-        if not any((Path(d) / "Python.h").exists() for d in include_dirs):
+            sys.exit(f"syncer: no C compiler ({compiler!r} cannot be run); install one, for "
+                     "example with: apt-get install gcc   (or: dnf install gcc)")
+        include_dirs = [*self.compiler.include_dirs, *self.include_dirs,
+                        sysconfig.get_paths()["include"]]
+        command = [*self.compiler.compiler_so, *(f"-I{d}" for d in include_dirs), "-E", "-xc", "-"]
+        probe = subprocess.run(command, input=b"#include <Python.h>\n", capture_output=True,
+                               check=False)
+        if probe.returncode:
             sys.exit("syncer: the headers of this Python (Python.h) are missing; install them, for "
                      "example with: apt-get install python3-dev   (or: dnf install python3-devel)")
 

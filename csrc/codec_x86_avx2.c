@@ -1,0 +1,216 @@
+/* Codecs with AVX2. Each loop handles whole vectors; ends go through the portable definition. */
+#include "syncer_kernels.h"
+
+#include <immintrin.h>
+
+extern const sk_codec_variant sk_codec_portable;
+
+/* Elements between two looks at the running maximum of |bits|: a bad one is rare, so the loops only
+ * keep the maximum, and the place is searched afterwards in the piece where it happened. */
+#define PIECE 4096
+
+static inline int above_finite(__m256i max_abs) {
+    __m256i limit = _mm256_set1_epi32((int)SK_FINITE_MAX);
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi32(max_abs, limit)) != 0;
+}
+
+static inline void put(float *out, __m256i v, int stream) {
+    if (stream)
+        _mm256_stream_si256((__m256i *)out, v);
+    else
+        _mm256_storeu_si256((__m256i *)out, v);
+}
+
+static size_t first_bad(const float *out, size_t n) {
+    size_t i = 0;
+    while (i < n && (sk_bits(out[i]) & SK_ABS) <= SK_FINITE_MAX) i++;
+    return i;
+}
+
+/* Elements before `out` reaches a 32-byte boundary, which streaming stores need. */
+static inline size_t elements_to_align(const float *out, size_t n) {
+    size_t lead = (32 - ((uintptr_t)out & 31)) % 32 / sizeof(float);
+    return lead < n ? lead : n;
+}
+
+/* One piece of f32: n is a multiple of 8. Returns whether something was not finite. */
+static inline __attribute__((always_inline)) int piece_f32(const uint8_t *src, float *out, size_t n,
+                                                           __m256i flip, int stream) {
+    __m256i mask = _mm256_set1_epi32(SK_ABS), max = _mm256_setzero_si256();
+    for (size_t i = 0; i < n; i += 8) {
+        __m256i u = _mm256_loadu_si256((const __m256i *)(src + 4 * i));
+        max = _mm256_max_epu32(max, _mm256_and_si256(u, mask));
+        put(out + i, _mm256_xor_si256(u, flip), stream);
+    }
+    return above_finite(max);
+}
+
+static inline __attribute__((always_inline)) int piece_bf16(const uint8_t *src, float *out, size_t n,
+                                                            __m256i flip, int stream) {
+    __m256i mask = _mm256_set1_epi32(SK_ABS), max = _mm256_setzero_si256();
+    for (size_t i = 0; i < n; i += 8) {
+        __m128i half = _mm_loadu_si128((const __m128i *)(src + 2 * i));
+        __m256i u = _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+        max = _mm256_max_epu32(max, _mm256_and_si256(u, mask));
+        put(out + i, _mm256_xor_si256(u, flip), stream);
+    }
+    return above_finite(max);
+}
+
+typedef int (*piece_fn)(const uint8_t *src, float *out, size_t n, __m256i flip, int stream);
+typedef size_t (*element_fn)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
+
+/* Lead to the boundary, pieces, tail; `width` is the bytes of one element on the wire. */
+static inline __attribute__((always_inline)) size_t decode(const uint8_t *src, float *out, size_t n,
+                                                           uint32_t flip, int stream, size_t width,
+                                                           piece_fn piece, element_fn elements) {
+    size_t bad = n, i = 0;
+    if (stream) {
+        i = elements_to_align(out, n);
+        size_t found = elements(src, out, i, flip, 0);
+        if (found < i) bad = found;
+    }
+    __m256i flips = _mm256_set1_epi32((int)flip);
+    for (size_t length; (length = (n - i < PIECE ? n - i : PIECE) & ~(size_t)7); i += length) {
+        int failed = stream ? piece(src + width * i, out + i, length, flips, 1)
+                            : piece(src + width * i, out + i, length, flips, 0);
+        if (failed && bad == n) bad = i + first_bad(out + i, length);
+    }
+    if (stream) _mm_sfence();
+    size_t found = elements(src + width * i, out + i, n - i, flip, 0);
+    return found < n - i && bad == n ? i + found : bad;
+}
+
+static size_t decode_f32(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream) {
+    return decode(src, out, n, flip, stream, 4, piece_f32, sk_codec_portable.decode_f32);
+}
+
+static size_t decode_bf16(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream) {
+    return decode(src, out, n, flip, stream, 2, piece_bf16, sk_codec_portable.decode_bf16);
+}
+
+static inline __m256i bf16_of(__m256i u) { /* results in the low halves of the 32-bit lanes */
+    __m256i high = _mm256_srli_epi32(u, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    __m256i abs = _mm256_and_si256(u, _mm256_set1_epi32(SK_ABS));
+    __m256i nan = _mm256_cmpgt_epi32(abs, _mm256_set1_epi32(0x7F800000));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, nan);
+}
+
+static inline __m256i bf16_sixteen(const float *src) {
+    __m256i low = bf16_of(_mm256_loadu_si256((const __m256i *)src));
+    __m256i high = bf16_of(_mm256_loadu_si256((const __m256i *)(src + 8)));
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8); /* pack works in halves */
+}
+
+static void encode_bf16(const float *src, uint8_t *out, size_t n, int stream) {
+    size_t i = 0;
+    if (stream && ((uintptr_t)out & 1) == 0) {
+        size_t lead = (32 - ((uintptr_t)out & 31)) % 32 / 2;
+        i = lead < n ? lead : n;
+        sk_codec_portable.encode_bf16(src, out, i, 0);
+        for (; i + 16 <= n; i += 16)
+            _mm256_stream_si256((__m256i *)(out + 2 * i), bf16_sixteen(src + i));
+        _mm_sfence();
+    }
+    for (; i + 16 <= n; i += 16)
+        _mm256_storeu_si256((__m256i *)(out + 2 * i), bf16_sixteen(src + i));
+    sk_codec_portable.encode_bf16(src + i, out + 2 * i, n - i, 0);
+}
+
+/* ------------------------------------------------------------------ q4 */
+
+static inline void q4_decode_whole(const uint8_t *src, float *out, uint32_t flip, int stream) {
+    __m256 scale = _mm256_set1_ps(sk_float(sk_load32(src)));
+    __m256i table = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(SK_Q4_LEVELS), scale));
+    table = _mm256_xor_si256(table, _mm256_set1_epi32((int)flip));
+    const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    const __m256i sign = _mm256_set1_epi32((int)SK_SIGN);
+    for (int i = 0; i < SK_Q4_BLOCK; i += 8) { /* 4 bytes hold 8 nibbles, lowest first */
+        __m256i nibbles = _mm256_srlv_epi32(_mm256_set1_epi32((int)sk_load32(src + 4 + i / 2)), shifts);
+        __m256i value = _mm256_permutevar8x32_epi32(table, nibbles); /* looks at 3 bits only */
+        __m256i negative = _mm256_and_si256(_mm256_slli_epi32(nibbles, 28), sign);
+        put(out + i, _mm256_xor_si256(value, negative), stream);
+    }
+}
+
+static size_t decode_q4(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream) {
+    size_t bad = n, i = 0;
+    stream = stream && ((uintptr_t)out & 31) == 0;
+    for (; i + SK_Q4_BLOCK <= n; i += SK_Q4_BLOCK, src += SK_Q4_BYTES) {
+        if (sk_q4_scale_bad(sk_load32(src)) && bad == n) bad = i;
+        q4_decode_whole(src, out + i, flip, stream);
+    }
+    if (stream) _mm_sfence();
+    if (i < n) {
+        if (sk_q4_scale_bad(sk_load32(src)) && bad == n) bad = i;
+        sk_q4_decode_block(src, out + i, n - i, flip);
+    }
+    return bad;
+}
+
+/* Nibbles of 8 values in 32-bit lanes. The thresholds are one binade apart, so the exponent of the
+ * ratio picks the only one that can matter: level = exponent above 2^-7, plus one if reached. */
+static inline __m256i q4_nibbles(__m256 x, __m256 scale) {
+    const __m256i above = _mm256_setr_epi32(0x3C3504F1, 0x3CB504F5, 0x3D3504F1, 0x3DB504F4, 0x3E3504F2,
+                                            0x3EB504F3, 0x3F3504F2, 0x7FFFFFFF);
+    __m256i bits = _mm256_castps_si256(x);
+    __m256 abs = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(SK_ABS)));
+    __m256i ratio = _mm256_castps_si256(_mm256_div_ps(abs, scale));
+    ratio = _mm256_max_epi32(ratio, _mm256_set1_epi32(0x3C000000)); /* 2^-7 and less: level 0 */
+    __m256i exponent = _mm256_srli_epi32(ratio, 23);                 /* 120 .. 127 */
+    __m256i threshold = _mm256_permutevar8x32_epi32(above, exponent);
+    __m256i level = _mm256_sub_epi32(exponent, _mm256_set1_epi32(120));
+    level = _mm256_sub_epi32(level, _mm256_cmpgt_epi32(ratio, threshold));
+    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 28), _mm256_set1_epi32(8));
+    __m256i positive = _mm256_cmpeq_epi32(level, _mm256_setzero_si256());
+    return _mm256_or_si256(level, _mm256_andnot_si256(positive, sign));
+}
+
+static inline uint32_t q4_max_bits(const float *src) {
+    const __m256i mask = _mm256_set1_epi32(SK_ABS);
+    __m256i a = _mm256_setzero_si256(), b = a;
+    for (int i = 0; i < SK_Q4_BLOCK; i += 16) {
+        a = _mm256_max_epu32(a, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(src + i)), mask));
+        b = _mm256_max_epu32(b, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(src + i + 8)), mask));
+    }
+    a = _mm256_max_epu32(a, b);
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4E));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xB1));
+    return (uint32_t)_mm_cvtsi128_si32(m);
+}
+
+static void encode_q4(const float *src, uint8_t *out, size_t n) {
+    /* packs_epi32 and packus_epi16 work in 128-bit halves; this puts the 4-byte groups in order. */
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    size_t i = 0;
+    for (; i + SK_Q4_BLOCK <= n; i += SK_Q4_BLOCK, out += SK_Q4_BYTES) {
+        uint32_t scale_bits = q4_max_bits(src + i);
+        if (scale_bits == 0 || scale_bits > SK_FINITE_MAX) {
+            sk_q4_encode_block(src + i, SK_Q4_BLOCK, out);
+            continue;
+        }
+        sk_store32(out, scale_bits);
+        __m256 scale = _mm256_set1_ps(sk_float(scale_bits));
+        for (int j = 0; j < SK_Q4_BLOCK; j += 32) {
+            const float *x = src + i + j;
+            __m256i a = q4_nibbles(_mm256_loadu_ps(x), scale);
+            __m256i b = q4_nibbles(_mm256_loadu_ps(x + 8), scale);
+            __m256i c = q4_nibbles(_mm256_loadu_ps(x + 16), scale);
+            __m256i d = q4_nibbles(_mm256_loadu_ps(x + 24), scale);
+            __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            bytes = _mm256_permutevar8x32_epi32(bytes, order);
+            __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001)); /* low + 16*high */
+            __m128i packed = _mm_packus_epi16(_mm256_castsi256_si128(pairs),
+                                              _mm256_extracti128_si256(pairs, 1));
+            _mm_storeu_si128((__m128i *)(out + 4 + j / 2), packed);
+        }
+    }
+    if (i < n) sk_q4_encode_block(src + i, n - i, out);
+}
+
+const sk_codec_variant sk_codec_avx2 = {"avx2",    SK_CPU_AVX2, decode_f32, decode_bf16,
+                                        decode_q4, encode_bf16, encode_q4};

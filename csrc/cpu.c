@@ -1,0 +1,48 @@
+/* CPU features. Must not decide anything: dispatch.c does. */
+#include "syncer_kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static uint64_t xcr0(void) {
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return ((uint64_t)high << 32) | low;
+}
+
+unsigned sk_cpu_detect(void) {
+    unsigned a, b, c, d, found = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    int sse41 = (c >> 19) & 1, avx = (c >> 28) & 1, osxsave = (c >> 27) & 1;
+    if (sse41) found |= SK_CPU_SSE41;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
+    if ((b >> 29) & 1) found |= SK_CPU_SHANI;
+    /* AVX2 counts only if the system saves the wide registers: XCR0 bits 1 (SSE) and 2 (AVX). */
+    if (((b >> 5) & 1) && avx && osxsave && (xcr0() & 6) == 6) found |= SK_CPU_AVX2;
+    return found;
+}
+
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+#define HWCAP_BIT_ASIMD (1ul << 1)
+#define HWCAP_BIT_SHA2 (1ul << 6)
+
+unsigned sk_cpu_detect(void) {
+    unsigned long caps = getauxval(AT_HWCAP);
+    unsigned found = 0;
+    if (caps & HWCAP_BIT_ASIMD) found |= SK_CPU_NEON;
+    if (caps & HWCAP_BIT_SHA2) found |= SK_CPU_SHA2;
+    return found;
+}
+
+#else
+
+unsigned sk_cpu_detect(void) { return 0; }
+
+#endif
+
+const char *sk_cpu_name(unsigned bit) {
+    static const char *const names[SK_CPU_COUNT] = {"sse4.1", "sha-ni", "avx2", "neon", "sha2"};
+    return bit < SK_CPU_COUNT ? names[bit] : "";
+}

@@ -1,0 +1,142 @@
+/* Block sums with AVX2: lanes 0..3 in one register, 4..7 in another. Two blocks run side by side,
+ * because one chain of additions waits for itself. */
+#include "syncer_kernels.h"
+
+#include <immintrin.h>
+
+typedef struct {
+    __m256d low, high;
+} lanes;
+
+static inline lanes widen(const float *x) {
+    __m256 v = _mm256_loadu_ps(x);
+    lanes r = {_mm256_cvtps_pd(_mm256_castps256_ps128(v)), _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1))};
+    return r;
+}
+
+static inline lanes product(lanes x, lanes y) {
+    lanes r = {_mm256_mul_pd(x.low, y.low), _mm256_mul_pd(x.high, y.high)};
+    return r;
+}
+
+static inline lanes plus(lanes x, lanes y) {
+    lanes r = {_mm256_add_pd(x.low, y.low), _mm256_add_pd(x.high, y.high)};
+    return r;
+}
+
+static inline lanes zero(void) {
+    lanes r = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+    return r;
+}
+
+/* ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)) */
+static inline double fold(lanes a) {
+    __m256d pairs = _mm256_add_pd(a.low, a.high); /* a0+a4, a1+a5, a2+a6, a3+a7 */
+    __m128d halves = _mm_add_pd(_mm256_castpd256_pd128(pairs), _mm256_extractf128_pd(pairs, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(halves, _mm_unpackhi_pd(halves, halves)));
+}
+
+/* The last elements of a short block: lane j takes element j, others stay. */
+static inline lanes finish(lanes a, const double *terms, size_t count) {
+    double lane[SK_LANES];
+    _mm256_storeu_pd(lane, a.low);
+    _mm256_storeu_pd(lane + 4, a.high);
+    for (size_t j = 0; j < count; j++) lane[j] += terms[j];
+    lanes r = {_mm256_loadu_pd(lane), _mm256_loadu_pd(lane + 4)};
+    return r;
+}
+
+static inline lanes block_dot(const float *x, const float *y, size_t n) {
+    lanes a = zero();
+    size_t j = 0;
+    for (; j + 8 <= n; j += 8) a = plus(a, product(widen(x + j), widen(y + j)));
+    if (j == n) return a;
+    double terms[SK_LANES];
+    for (size_t i = 0; i < n - j; i++) terms[i] = (double)x[j + i] * (double)y[j + i];
+    return finish(a, terms, n - j);
+}
+
+static void sumsq(const float *x, size_t n, double *sums) {
+    for (; n >= 2 * SK_BLOCK; x += 2 * SK_BLOCK, n -= 2 * SK_BLOCK, sums += 2) {
+        lanes a = zero(), b = zero();
+        for (size_t j = 0; j < SK_BLOCK; j += 8) {
+            lanes u = widen(x + j), v = widen(x + SK_BLOCK + j);
+            a = plus(a, product(u, u));
+            b = plus(b, product(v, v));
+        }
+        sums[0] = fold(a);
+        sums[1] = fold(b);
+    }
+    for (size_t block; n; x += block, n -= block, sums++) {
+        block = n < SK_BLOCK ? n : SK_BLOCK;
+        *sums = fold(block_dot(x, x, block));
+    }
+}
+
+static void dot(const float *x, const float *y, size_t n, double *sums) {
+    for (; n >= 2 * SK_BLOCK; x += 2 * SK_BLOCK, y += 2 * SK_BLOCK, n -= 2 * SK_BLOCK, sums += 2) {
+        lanes a = zero(), b = zero();
+        for (size_t j = 0; j < SK_BLOCK; j += 8) {
+            a = plus(a, product(widen(x + j), widen(y + j)));
+            b = plus(b, product(widen(x + SK_BLOCK + j), widen(y + SK_BLOCK + j)));
+        }
+        sums[0] = fold(a);
+        sums[1] = fold(b);
+    }
+    for (size_t block; n; x += block, y += block, n -= block, sums++) {
+        block = n < SK_BLOCK ? n : SK_BLOCK;
+        *sums = fold(block_dot(x, y, block));
+    }
+}
+
+static void three(const float *x, const float *y, size_t n, double *sums, size_t stride) {
+    for (size_t block; n; x += block, y += block, n -= block, sums++) {
+        block = n < SK_BLOCK ? n : SK_BLOCK;
+        lanes xx = zero(), xy = zero(), yy = zero();
+        size_t j = 0;
+        for (; j + 8 <= block; j += 8) {
+            lanes u = widen(x + j), v = widen(y + j);
+            xx = plus(xx, product(u, u));
+            xy = plus(xy, product(u, v));
+            yy = plus(yy, product(v, v));
+        }
+        if (j < block) {
+            double t[3][SK_LANES];
+            for (size_t i = 0; i < block - j; i++) {
+                double a = x[j + i], b = y[j + i];
+                t[0][i] = a * a, t[1][i] = a * b, t[2][i] = b * b;
+            }
+            xx = finish(xx, t[0], block - j);
+            xy = finish(xy, t[1], block - j);
+            yy = finish(yy, t[2], block - j);
+        }
+        sums[0] = fold(xx);
+        sums[stride] = fold(xy);
+        sums[2 * stride] = fold(yy);
+    }
+}
+
+static void rotated(const float *d, const float *m, double wu, double wv, size_t n, double *sums) {
+    const __m256d u = _mm256_set1_pd(wu), v = _mm256_set1_pd(wv);
+    const lanes us = {u, u}, vs = {v, v};
+    for (size_t block; n; d += block, m += block, n -= block, sums++) {
+        block = n < SK_BLOCK ? n : SK_BLOCK;
+        lanes a = zero();
+        size_t j = 0;
+        for (; j + 8 <= block; j += 8) {
+            lanes t = plus(product(us, widen(d + j)), product(vs, widen(m + j)));
+            a = plus(a, product(t, t));
+        }
+        if (j < block) {
+            double terms[SK_LANES];
+            for (size_t i = 0; i < block - j; i++) {
+                double t = wu * (double)d[j + i] + wv * (double)m[j + i];
+                terms[i] = t * t;
+            }
+            a = finish(a, terms, block - j);
+        }
+        *sums = fold(a);
+    }
+}
+
+const sk_reduce_variant sk_reduce_avx2 = {"avx2", SK_CPU_AVX2, sumsq, dot, three, rotated};

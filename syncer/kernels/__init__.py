@@ -1,0 +1,95 @@
+"""Compiled kernels: SHA-256, codecs, element-wise passes, blocked sums. Only this room links csrc.
+
+Must not know what a fragment, a learner or a message is. Importing it selects the best variant of
+every family for this CPU, applies `SYNCER_KERNELS` and checks three known results.
+
+`SYNCER_KERNELS=portable` forces one variant everywhere; `sha256=portable,codec=avx2` forces some
+families. A name that is unknown, or that this CPU cannot run, fails the import with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+
+from syncer.kernels._native import (
+    Sha256,
+    accumulate,
+    accumulate_first,
+    active,
+    axpby_blend,
+    build_facts,
+    cpu_features,
+    decode,
+    decode_bf16,
+    decode_f32,
+    decode_q4,
+    delayed_nesterov,
+    dot,
+    encode_bf16,
+    encode_q4,
+    first_nonfinite,
+    nesterov,
+    norm,
+    rotate,
+    rotated_sumsq,
+    scale,
+    select,
+    sgd,
+    sha256,
+    sha256_pair,
+    shrink,
+    sumsq,
+    three_sums,
+    variants,
+    wire_bytes,
+)
+from syncer.kernels.selection import apply_override, forced, self_check
+
+__all__ = [
+    "Sha256",
+    "accumulate",
+    "accumulate_first",
+    "active",
+    "axpby_blend",
+    "cpu_features",
+    "decode",
+    "decode_bf16",
+    "decode_f32",
+    "decode_q4",
+    "delayed_nesterov",
+    "describe",
+    "dot",
+    "encode_bf16",
+    "encode_q4",
+    "first_nonfinite",
+    "forced",
+    "nesterov",
+    "norm",
+    "rotate",
+    "rotated_sumsq",
+    "scale",
+    "select",
+    "sgd",
+    "sha256",
+    "sha256_pair",
+    "shrink",
+    "sumsq",
+    "three_sums",
+    "variants",
+    "wire_bytes",
+]
+
+
+def describe() -> dict:
+    """What runs here: {family: {"active", "available"}, "cpu", "compiler", "openmp"}."""
+    compiler, openmp = build_facts()
+    chosen = active()
+    facts: dict = {
+        family: {"active": chosen[family], "available": [name for name, usable in names if usable]}
+        for family, names in variants().items()
+    }
+    return facts | {"cpu": cpu_features(), "compiler": compiler, "openmp": openmp}
+
+
+apply_override(os.environ.get("SYNCER_KERNELS", ""))
+self_check()

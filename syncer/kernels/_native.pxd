@@ -1,0 +1,116 @@
+# C surface of the kernels. Other rooms cimport the functions at the end and never link csrc.
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+cdef extern from "syncer_kernels.h" nogil:
+    const int SK_BLOCK
+    const int SK_Q4_BLOCK
+    const int SK_Q4_BYTES
+    const int SK_THREADS_MAX
+    const int SK_CPU_COUNT
+    enum: SK_FAMILIES
+    enum sk_status:
+        SK_OK
+        SK_UNKNOWN_FAMILY
+        SK_UNKNOWN_VARIANT
+        SK_UNSUPPORTED_VARIANT
+    enum sk_dtype:
+        SK_DTYPE_F32
+        SK_DTYPE_BF16
+        SK_DTYPE_Q4
+    enum sk_outer:
+        SK_OUTER_NESTEROV
+        SK_OUTER_SGD
+        SK_OUTER_DELAYED_HOLD
+        SK_OUTER_DELAYED_APPLY
+
+    # Scalars of the outer optimizers: lr and mu; period (N) and k for Delayed Nesterov only.
+    ctypedef struct sk_outer_scalars:
+        float lr
+        float mu
+        float period
+        float k
+
+    # state: 0 momentum, 1 accumulator; arrays that an optimizer does not keep may be NULL.
+    ctypedef struct sk_outer_arrays:
+        const float *params
+        const float *state[2]
+        float *params_out
+        float *state_out[2]
+
+    ctypedef struct sk_sha256:
+        pass
+
+    void sk_init() noexcept
+    unsigned sk_cpu_detect() noexcept
+    const char *sk_cpu_name(unsigned bit) noexcept
+    const char *sk_family_name(int family) noexcept
+    const char *sk_variant_name(int family, int i) noexcept
+    int sk_variant_supported(int family, int i) noexcept
+    const char *sk_active_name(int family) noexcept
+    int sk_select(const char *family, const char *variant) noexcept
+    int sk_has_openmp() noexcept
+    const char *sk_compiler() noexcept
+
+    void sk_sha256_init(sk_sha256 *s) noexcept
+    void sk_sha256_update(sk_sha256 *s, const uint8_t *data, size_t n) noexcept
+    void sk_sha256_digest(const sk_sha256 *s, uint8_t *out) noexcept
+    void sk_sha256_pair(const uint8_t *a, size_t na, const uint8_t *b, size_t nb, uint8_t *out_a,
+                        uint8_t *out_b) noexcept
+
+    int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, int negate,
+                      int threads) noexcept
+    void sk_encode_bf16(const float *src, uint8_t *out, size_t n, int threads) noexcept
+    void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads) noexcept
+    double sk_sumsq(const float *x, size_t n, int threads) noexcept
+    double sk_dot(const float *x, const float *y, size_t n, int threads) noexcept
+    void sk_three(const float *x, const float *y, size_t n, double *out, int threads) noexcept
+    double sk_rotated_sumsq(const float *d, const float *m, double wu, double wv, size_t n,
+                            int threads) noexcept
+    void sk_accumulate(float *out, const float *g, float k, size_t n, int threads) noexcept
+    void sk_first(float *out, const float *g, float k, size_t n, int threads) noexcept
+    void sk_scale(float *out, float k, size_t n, int threads) noexcept
+    void sk_blend(float *theta, const float *anchor, float a, float b, size_t n,
+                  int threads) noexcept
+    void sk_shrink(float *out, const float *d, const float *m, float q, size_t n,
+                   int threads) noexcept
+    void sk_rotate(float *out, const float *d, const float *m, double wu, double wv, float s,
+                   size_t n, int threads) noexcept
+    int64_t sk_scan(const float *x, size_t n, int threads) noexcept
+    int64_t sk_outer_step(int outer, const sk_outer_scalars *scalars,
+                          const sk_outer_arrays *arrays, const float *g, size_t n,
+                          int threads) noexcept
+
+
+# For cimport by other rooms. Lengths are in elements, 1 <= threads <= 256, pointers to f32 are
+# aligned to 4 bytes, n = 0 touches nothing; nothing is checked here. Scans return the index of the
+# first value that is not finite, or -1.
+
+# out = src decoded, negated if asked; dtype is the wire's (1 f32, 2 bf16, 3 q4).
+cdef int64_t decode_ptr(int dtype, const uint8_t *src, float *out, size_t n, bint negate,
+                        int threads) noexcept nogil
+cdef void encode_bf16_ptr(const float *src, uint8_t *out, size_t n, int threads) noexcept nogil
+# Blocked sums in f64: x.x, x.y, and (x.x, x.y, y.y) in one pass.
+cdef double sumsq_ptr(const float *x, size_t n, int threads) noexcept nogil
+cdef double dot_ptr(const float *x, const float *y, size_t n, int threads) noexcept nogil
+cdef void three_ptr(const float *x, const float *y, size_t n, double *out,
+                    int threads) noexcept nogil
+# Blocked sum of the squares of t = wu*d + wv*m, t unrounded f64.
+cdef double rotated_sumsq_ptr(const float *d, const float *m, double wu, double wv, size_t n,
+                              int threads) noexcept nogil
+cdef void accumulate_ptr(float *out, const float *g, float k, size_t n,
+                         int threads) noexcept nogil       # out = out + k*g
+cdef void first_ptr(float *out, const float *g, float k, size_t n,
+                    int threads) noexcept nogil            # out = +0 + k*g, in place allowed
+cdef void scale_ptr(float *out, float k, size_t n, int threads) noexcept nogil
+cdef void blend_ptr(float *theta, const float *anchor, float a, float b, size_t n,
+                    int threads) noexcept nogil            # theta = a*theta + b*anchor
+cdef void shrink_ptr(float *out, const float *d, const float *m, float q, size_t n,
+                     int threads) noexcept nogil           # out = d + q*m, in place allowed
+cdef void rotate_ptr(float *out, const float *d, const float *m, double wu, double wv, float s,
+                     size_t n, int threads) noexcept nogil # out = (f32)(wu*d + wv*m) * s, likewise
+cdef int64_t scan_ptr(const float *x, size_t n, int threads) noexcept nogil
+# One outer step; inputs and outputs may be the same arrays.
+cdef int64_t outer_step_ptr(int outer, const sk_outer_scalars *scalars,
+                            const sk_outer_arrays *arrays, const float *g, size_t n,
+                            int threads) noexcept nogil
