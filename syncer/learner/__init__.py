@@ -1,0 +1,11 @@
+"""The learner side: `Learner` for NumPy loops, on a sans-IO session and a threaded client.
+
+Must not know the server's rounds or merges; kernels run single-threaded here.
+"""
+
+from .layout import build_layout, layout_fingerprint, load_layout, save_layout
+from .loop import Learner, Status
+from .session import ConnectionFailed
+
+__all__ = ["ConnectionFailed", "Learner", "Status", "build_layout", "layout_fingerprint",
+           "load_layout", "save_layout"]

@@ -1,0 +1,324 @@
+"""A session on real sockets: first connect, reconnect with a fresh generation, sending, the end.
+
+Owns the threads; must not know what a tensor means or take a training step: `Learner` does.
+
+One lock guards the session and all queues. It is held for moments only, so a caller that takes it
+at a step boundary never waits for the network. `changed` is notified whenever somebody who waits
+for the session, the queues or the connection should look again.
+
+A supervisor thread follows one connection group after the other. When a group ends, it waits
+1, 2, 4, 8, 16, 30, 30, ... seconds before each attempt at a new one, starting anew at 1 for every
+outage. What was queued is dropped, since a message never spans two generations.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from ..errors import ConfigError, LocalProtocolError
+from ..wire.encode import chunk_count
+from .group import Group, Receipt
+from .session import CONTROL, Bulk, ConnectionFailed, Session
+
+FIRST_TRY_S = 30.0
+FIRST_PAUSE_S = 2.0
+FIRST_REPORT_S = 30.0
+REDIAL_TRY_S = 20.0
+BACKOFF_MAX_S = 30.0
+DRAIN_S = 1.0
+"""How long an ended connection is still read: see `Group.close`."""
+CLOSE_S = 5.0
+"""How long `close` waits for the threads; a dial that hangs is left behind."""
+KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+PROGRESS_PREFIX = "[yeto-syncer-client] "
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """("host", port) of "host:port" or "[v6]:port"; raises `ConfigError`."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not (
+            0 < int(port) < 65536):
+        raise ConfigError(f"address {address!r} is not host:port, for example 127.0.0.1:29400")
+    return host, int(port)
+
+
+def backoff_s(attempt: int) -> float:
+    """Seconds to wait before attempt 0, 1, 2, ... of an outage."""
+    return min(2.0 ** min(attempt, 10), BACKOFF_MAX_S)
+
+
+def dial(address: tuple[str, int], timeout_s: float) -> socket.socket:
+    """A connected TCP socket with the options of the protocol; raises `OSError`."""
+    connected = socket.create_connection(address, timeout_s)
+    try:
+        if connected.getsockname() == connected.getpeername():
+            # On loopback, dialing a free port can connect a socket to itself.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE:
+            if hasattr(socket, name):  # Linux; elsewhere the system's own intervals hold
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _say(line: str) -> None:
+    print(PROGRESS_PREFIX + line, file=sys.stderr, flush=True)
+
+
+class Client:
+    """Keeps a session connected to a server.
+
+    address: "host:port". connect_timeout_s: for the first connection, all tries together.
+    max_reconnects: attempts over the client's life; None: no limit, 0: the first drop is fatal.
+    clock, pause, say: for tests; monotonic seconds, a wait that `close` ends, a progress line.
+    Raises `ConfigError` for an address or limit that cannot be used.
+    """
+
+    def __init__(self, session: Session, address: str, *, connect_timeout_s: float = 900.0,
+                 max_reconnects: int | None = None,
+                 clock: Callable[[], float] = time.monotonic,
+                 pause: Callable[[float], object] | None = None,
+                 say: Callable[[str], None] = _say):
+        if max_reconnects is not None and max_reconnects < 0:
+            raise ConfigError(f"max_reconnects must not be negative, found {max_reconnects}")
+        self.session = session
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._address = parse_address(address)
+        self._shown = address
+        self._connect_timeout_s = connect_timeout_s
+        self._max_reconnects = max_reconnects
+        self._reconnects = 0
+        self._closing = threading.Event()
+        self._clock = clock
+        self._pause = pause or self._closing.wait
+        self._say = say
+        self._group: Group | None = None
+        self._supervisor: threading.Thread | None = None
+        self._past_bytes = [0, 0]
+        self._pid = os.getpid()
+        _clients.add(self)
+
+    # --- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects for the first time and starts the threads.
+
+        Tries for `connect_timeout_s` seconds, with a progress line now and then. Raises
+        `ConnectionFailed` when the server could not be reached in that time.
+        """
+        self._check_process()
+        start = reported = self._clock()
+        deadline = start + self._connect_timeout_s
+        attempts = 0
+        self._say(f"dialing {self._shown}")
+        while True:
+            attempts += 1
+            try:
+                self._adopt(self._connect(min(FIRST_TRY_S, max(deadline - self._clock(), 1.0))))
+                break
+            except OSError as error:
+                now = self._clock()
+                reason = error.strerror or str(error)
+            if self._closing.is_set() or now + FIRST_PAUSE_S >= deadline:
+                raise ConnectionFailed(
+                    f"syncer at {self._shown} was not reachable within "
+                    f"{self._connect_timeout_s:.0f} s ({reason}); start it, or correct the address")
+            if now - reported >= FIRST_REPORT_S:
+                reported = now
+                self._say(f"{self._shown} not reachable yet after {now - start:.0f} s ({reason})")
+            self._pause(FIRST_PAUSE_S)
+        self._say(f"connected to {self._shown} after {attempts} "
+                  f"attempt{'s' if attempts > 1 else ''}")
+        self._supervisor = threading.Thread(
+            target=self._supervise, daemon=True, name="syncer-supervisor")
+        self._supervisor.start()
+
+    def check(self) -> None:
+        """Raises the fatal error if there is one; a lost connection is none while tries remain."""
+        self._check_process()
+        with self.lock:
+            self.session.check()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is up at this moment."""
+        group = self._group
+        return group is not None and group.ended_by is None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the kernel over all connections, without HELLOs."""
+        with self.lock:
+            return self._past_bytes[0] + (self._group.bytes_sent if self._group else 0)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received over all connections."""
+        with self.lock:
+            return self._past_bytes[1] + (self._group.bytes_received if self._group else 0)
+
+    def close(self) -> None:
+        """Ends every connection and thread, within seconds whatever the network does.
+
+        What is still queued is dropped. Never raises for the network; may be called again.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._closing.set()
+        with self.lock:
+            if self._group is not None:
+                self._group.end("closed by the learner")
+            self.changed.notify_all()
+        if self._supervisor is not None:
+            self._supervisor.join(CLOSE_S)
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float | None = None) -> bool:
+        """Waits until `condition()`, called under the lock, holds; False after `timeout_s` seconds.
+
+        Raises the fatal error as soon as there is one.
+        """
+        with self.lock:
+            held = self.changed.wait_for(
+                lambda: self.session.error is not None or condition(),
+                None if timeout_s is None else max(timeout_s, 0.0))
+            self.session.check()
+        return bool(held)
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    def has_room(self, payload_bytes: int) -> bool:
+        """Whether a message of about so many bytes may be queued now; room only grows meanwhile."""
+        with self.lock:
+            group = self._group
+            return group is not None and group.has_room(chunk_count(0, payload_bytes))
+
+    def send(self, bulk: Bulk) -> Receipt:
+        """Queues a tensor message, striped over the data sockets.
+
+        Dropped silently when there is no connection; the receipt says so.
+        """
+        self._check_process()
+        with self.lock:
+            group = self._group
+            if group is None or self.session.ended:
+                return Receipt(1, dropped=True)
+            return group.enqueue(group.connection.stripe(bulk))
+
+    def send_control(self, frame: bytes) -> Receipt:
+        """Queues a small frame on the control socket; dropped as in `send`, or for lack of room."""
+        self._check_process()
+        with self.lock:
+            group = self._group
+            if group is None or self.session.ended or not group.control_has_room():
+                return Receipt(1, dropped=True)
+            return group.enqueue([(CONTROL, [frame])])
+
+    # --- connecting ------------------------------------------------------------------------------
+
+    def _connect(self, timeout_s: float) -> Group:
+        """One try at a new generation with all its sockets; raises `OSError`."""
+        with self.lock:
+            generation = 0
+            while generation in (0, self.session.last_generation):
+                generation = secrets.randbits(64)
+            connection = self.session.connect(generation)
+        sockets: list[socket.socket] = []
+        try:
+            for opening in connection.openings:
+                sockets.append(dial(self._address, timeout_s))
+                sockets[-1].sendall(opening)
+                sockets[-1].settimeout(None)
+        except BaseException:
+            for connected in sockets:
+                connected.close()
+            with self.lock:
+                self.session.lost(connection)
+            raise
+        return Group(self.session, connection, sockets, self.lock, self.changed)
+
+    def _adopt(self, group: Group) -> None:
+        with self.lock:
+            self._group = group
+            if self._closing.is_set():
+                group.end("closed by the learner")
+            group.start()
+            self.changed.notify_all()
+
+    def _supervise(self) -> None:
+        while True:
+            group = self._group
+            with self.lock:
+                while group.ended_by is None and not self.session.ended:
+                    self.changed.wait()
+                group.end("the session has ended")
+                failed = self.session.error is not None
+            group.close(0.0 if failed else DRAIN_S)
+            with self.lock:
+                self._past_bytes[0] += group.bytes_sent
+                self._past_bytes[1] += group.bytes_received
+                self._group = None
+                over = self.session.ended or self._closing.is_set()
+            if over or not self._reconnect(group.ended_by):
+                return
+
+    def _reconnect(self, reason: str) -> bool:
+        """Redials until it works; False when the client is to end."""
+        for attempt in range(2**62):
+            if self._max_reconnects is not None and self._reconnects >= self._max_reconnects:
+                with self.lock:
+                    self.session.fail(ConnectionFailed(
+                        f"syncer connection failed: {reason}; no reconnect is left of "
+                        f"{self._max_reconnects}"))
+                    self.changed.notify_all()
+                return False
+            wait_s = backoff_s(attempt)
+            self._say(f"connection to {self._shown} lost ({reason}); dialing in {wait_s:.0f} s")
+            self._pause(wait_s)
+            if self._closing.is_set():
+                return False
+            self._reconnects += 1
+            try:
+                self._adopt(self._connect(REDIAL_TRY_S))
+            except OSError as error:
+                reason = error.strerror or str(error)
+                continue
+            self._say(f"connected to {self._shown} again after {attempt + 1} "
+                      f"attempt{'s' if attempt else ''}")
+            return True
+        return False
+
+    # --- fork ------------------------------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise LocalProtocolError(
+                "this learner belongs to the parent process; a forked child cannot use it")
+
+    def _forget(self) -> None:
+        """In a forked child: its copies of the sockets would keep the connection open for good."""
+        if self._group is not None:
+            self._group.forget()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,106 @@
+"""Arithmetic on one fragment of a learner: anchor, blend, delta, packing; f32 throughout.
+
+The local values are the caller's arrays and are changed in place. Kernels run single-threaded,
+since trainers fork. Must not know rounds, versions or sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .. import kernels
+from ..wire.constants import DTYPE_BF16, DTYPE_F32, bulk_dtype, tensor_bytes
+
+WINDOW = 256 * 256
+"""Elements packed at a time: whole q4 blocks, and a scratch that stays in the cache."""
+
+
+class Fragment:
+    """Some parameters as one flat vector in wire order.
+
+    tensors: C-contiguous, writable f32 arrays of any shape. dtype: that of the session.
+    """
+
+    def __init__(self, tensors: list[np.ndarray], dtype: int):
+        self.numel = sum(tensor.size for tensor in tensors)
+        self.anchor: np.ndarray | None = None
+        """f32, the exact values of the last broadcast; None before the first."""
+        self._dtype = dtype
+        self._locals = [tensor.reshape(-1) for tensor in tensors]
+        self._offsets = np.cumsum([0, *(tensor.size for tensor in tensors)]).tolist()
+        if any(not np.shares_memory(flat, tensor)
+               for flat, tensor in zip(self._locals, tensors, strict=True)):
+            raise ValueError("parameters must be C-contiguous")
+
+    def rebase(self, tensor: memoryview, alpha: float) -> None:
+        """Takes a broadcast: it becomes the anchor, and the local values move towards it.
+
+        tensor: its bytes in the bulk dtype. local = f32(alpha)*local + f32(1-alpha)*anchor, two
+        rounded products and a rounded sum; alpha 0 overwrites.
+        """
+        if bulk_dtype(self._dtype) == DTYPE_F32:
+            self.anchor = np.frombuffer(tensor, "<f4").astype(np.float32, copy=False)
+        else:
+            if self.anchor is None:
+                self.anchor = np.empty(self.numel, np.float32)
+            kernels.decode_bf16(tensor, self.anchor, False)
+        for local, anchor in self._beside(self.anchor):
+            if alpha == 0:
+                np.copyto(local, anchor)
+            else:
+                kernels.axpby_blend(local, anchor, alpha)
+
+    def overwrite(self, tensor: memoryview) -> None:
+        """Sets the local values to f32 bytes of the final cut, exactly."""
+        for local, values in self._beside(np.frombuffer(tensor, "<f4")):
+            np.copyto(local, values)
+
+    def pack_values(self) -> memoryview:
+        """The local values in the bulk dtype of the session, as a new buffer."""
+        dtype = bulk_dtype(self._dtype)
+        out = np.empty(tensor_bytes(self.numel, dtype), np.uint8)
+        if dtype == DTYPE_F32:
+            for local, values in self._beside(out.view("<f4")):
+                np.copyto(values, local)
+        else:
+            for (start, stop), local in zip(self._ranges(), self._locals, strict=True):
+                kernels.encode_bf16(local, out[2 * start:2 * stop])
+        return memoryview(out)
+
+    def pack_delta(self) -> memoryview:
+        """local - anchor in the session dtype, as a new buffer; the anchor must be there."""
+        out = np.empty(tensor_bytes(self.numel, self._dtype), np.uint8)
+        if self._dtype == DTYPE_F32:
+            values = out.view("<f4")
+            for start, stop, local in self._spans(0, self.numel):
+                np.subtract(local, self.anchor[start:stop], out=values[start:stop])
+            return memoryview(out)
+        encode = kernels.encode_bf16 if self._dtype == DTYPE_BF16 else kernels.encode_q4
+        scratch = np.empty(min(WINDOW, self.numel), np.float32)
+        for begin in range(0, self.numel, WINDOW):
+            end = min(begin + WINDOW, self.numel)
+            for start, stop, local in self._spans(begin, end):
+                np.subtract(local, self.anchor[start:stop],
+                            out=scratch[start - begin:stop - begin])
+            encode(scratch[:end - begin], out[tensor_bytes(begin, self._dtype):
+                                              tensor_bytes(end, self._dtype)])
+        return memoryview(out)
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        return zip(self._offsets[:-1], self._offsets[1:], strict=True)
+
+    def _beside(self, flat: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(local tensor, its part of a flat vector), in wire order."""
+        for (start, stop), local in zip(self._ranges(), self._locals, strict=True):
+            yield local, flat[start:stop]
+
+    def _spans(self, begin: int, end: int) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(start, stop, local values) of the pieces that make up [begin, end)."""
+        index = int(np.searchsorted(self._offsets, begin, "right")) - 1
+        while index < len(self._locals) and self._offsets[index] < end:
+            first = self._offsets[index]
+            start, stop = max(begin, first), min(end, self._offsets[index + 1])
+            yield start, stop, self._locals[index][start - first:stop - first]
+            index += 1

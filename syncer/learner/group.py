@@ -1,0 +1,231 @@
+"""The sockets of one connection generation: a reader and a writer thread each, bounded queues.
+
+Carries bytes between sockets and `Session`; must not dial, retry or decide what an end means:
+`Client` does. A dead socket ends the whole group, since stripes of every message are on it.
+
+All state is under the client's one lock, which is never held during I/O, hashing or reassembly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from ..errors import SyncerError
+from .session import CONTROL, Connection, Session
+
+QUEUE_FRAMES_MAX = 256
+"""Frames that wait for one socket; a message larger than that goes into empty queues only."""
+
+
+class Receipt:
+    """Whether a message has left: `sent` when every byte was handed to the kernel."""
+
+    __slots__ = ("_waiting", "dropped")
+
+    def __init__(self, frames: int, dropped: bool = False):
+        self._waiting = frames
+        self.dropped = dropped
+        """The connection ended before; nothing of it will be sent again."""
+
+    @property
+    def sent(self) -> bool:
+        """All of it was handed to the kernel."""
+        return self._waiting == 0 and not self.dropped
+
+    @property
+    def settled(self) -> bool:
+        """Sent or dropped: it will not change any more."""
+        return self._waiting == 0 or self.dropped
+
+    def one_sent(self) -> None:
+        """Called by the writer for each frame."""
+        self._waiting -= 1
+
+
+class _Socket:
+    __slots__ = ("bytes_received", "bytes_sent", "queue", "socket", "threads", "wake")
+
+    def __init__(self, connected: socket.socket, lock: threading.RLock):
+        self.socket = connected
+        self.queue: deque[tuple[list, Receipt]] = deque()
+        self.wake = threading.Condition(lock)
+        self.threads: list[threading.Thread] = []
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+
+class Group:
+    """One generation on its sockets: `sockets[0]` is the control socket, already greeted.
+
+    changed: condition on the client's lock, notified whenever a waiter may go on.
+    """
+
+    def __init__(self, session: Session, connection: Connection, sockets: list[socket.socket],
+                 lock: threading.RLock, changed: threading.Condition):
+        self.connection = connection
+        self.ended_by: str | None = None
+        """Why the group ends; None while it lives."""
+        self._session = session
+        self._lock = lock
+        self._changed = changed
+        self._sockets = [_Socket(connected, lock) for connected in sockets]
+        self._data = self._sockets[1:] or self._sockets
+        self._reading = len(sockets)
+
+    def start(self) -> None:
+        """Starts the threads; they end with the group."""
+        for stream, each in enumerate(self._sockets):
+            for name, body in (("read", self._read), ("write", self._write)):
+                thread = threading.Thread(
+                    target=self._run, args=(body, stream), daemon=True,
+                    name=f"syncer-{name}-{stream}")
+                each.threads.append(thread)
+                thread.start()
+
+    # --- under the client's lock -----------------------------------------------------------------
+
+    def has_room(self, frames: int) -> bool:
+        """Whether a message of so many CHUNKs may be queued now."""
+        share = -(-frames // len(self._data))
+        waiting = max(len(each.queue) for each in self._data)
+        return waiting == 0 or waiting + share <= QUEUE_FRAMES_MAX
+
+    def control_has_room(self) -> bool:
+        """Whether a small frame may be queued on the control socket now."""
+        return len(self._sockets[CONTROL].queue) < QUEUE_FRAMES_MAX
+
+    def enqueue(self, frames: Iterable[tuple[int, list]]) -> Receipt:
+        """Queues frames given as (stream, gather list); the buffers must stay unchanged."""
+        frames = list(frames)
+        receipt = Receipt(len(frames), dropped=self.ended_by is not None)
+        if not receipt.dropped:
+            for stream, buffers in frames:
+                each = self._sockets[stream]
+                each.queue.append((buffers, receipt))
+                each.wake.notify()
+        return receipt
+
+    def end(self, reason: str) -> None:
+        """The group sends nothing more; what was not sent is dropped. The first reason stays."""
+        if self.ended_by is not None:
+            return
+        self.ended_by = reason
+        for each in self._sockets:
+            for _, receipt in each.queue:
+                receipt.dropped = True
+            each.queue.clear()
+            each.wake.notify()
+        self._session.lost(self.connection)
+        self._changed.notify_all()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the kernel, without the greetings."""
+        return sum(each.bytes_sent for each in self._sockets)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes taken from the kernel."""
+        return sum(each.bytes_received for each in self._sockets)
+
+    # --- without the lock ------------------------------------------------------------------------
+
+    def close(self, drain_s: float) -> None:
+        """Ends the connection and every thread; for an ended group.
+
+        First only the sending side is shut, and the readers go on for up to `drain_s` seconds: an
+        ERROR that is under way must not be lost, and closing a socket with unread input could
+        reset the connection before the server has read our last frame.
+        """
+        self._shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + drain_s
+        with self._lock:
+            while self._reading and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+        self._shutdown(socket.SHUT_RDWR)
+        for each in self._sockets:
+            for thread in each.threads:
+                thread.join()
+            each.socket.close()
+
+    def forget(self) -> None:
+        """In a forked child: closes its copies of the sockets; the connection is the parent's."""
+        for each in self._sockets:
+            each.socket.close()
+
+    def _shutdown(self, how: int) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):  # not connected any more: that is what we want
+                each.socket.shutdown(how)
+
+    def _run(self, body, stream: int) -> None:
+        """One thread: whatever ends it ends the group."""
+        reason = "closed by the syncer"
+        try:
+            body(stream)
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except SyncerError as error:
+            reason = str(error)
+            with self._lock:
+                self._session.fail(error)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            with self._lock:
+                self._session.fail(SyncerError(f"a connection thread failed: {reason}"))
+        with self._lock:
+            self._reading -= body == self._read
+            self.end(reason)
+            self._changed.notify_all()
+
+    def _read(self, stream: int) -> None:
+        each, connection, session = self._sockets[stream], self.connection, self._session
+        while True:
+            count = each.socket.recv_into(connection.buffer(stream))
+            if count == 0:
+                return
+            each.bytes_received += count
+            for msg_type, payload in connection.received(stream, count):
+                inbound = session.parse(msg_type, payload)
+                with self._lock:
+                    if session.accept(connection, inbound):
+                        self._changed.notify_all()
+
+    def _write(self, stream: int) -> None:
+        each = self._sockets[stream]
+        while True:
+            with self._lock:
+                while not each.queue and self.ended_by is None:
+                    each.wake.wait()
+                if self.ended_by is not None:
+                    return
+                buffers, receipt = each.queue[0]
+            count = send_all(each.socket, buffers)
+            del buffers
+            with self._lock:
+                each.bytes_sent += count
+                if self.ended_by is None:
+                    each.queue.popleft()
+                    receipt.one_sent()
+                    self._changed.notify_all()
+
+
+def send_all(connected: socket.socket, buffers: list) -> int:
+    """Hands every byte of a gather list to the kernel, without a copy; the number of bytes."""
+    total = left = sum(map(len, buffers))
+    while left:
+        count = connected.sendmsg(buffers)
+        left -= count
+        if left:
+            while count >= len(buffers[0]):
+                count -= len(buffers[0])
+                buffers = buffers[1:]
+            buffers = [memoryview(buffers[0])[count:], *buffers[1:]]
+    return total
+
+

@@ -1,0 +1,295 @@
+"""`Learner`: makes a NumPy training loop a learner. Anchors, blending, deltas, the step boundary.
+
+Must not touch sockets or wire bytes but through `Client` and `Session`, and must not wait for the
+network in `step`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ConfigError, SyncerError
+from ..wire.constants import DTYPES
+from .client import Client
+from .fragment import Fragment
+from .group import Receipt
+from .layout import NamedLayout, build_layout, canonical_name, layout_fingerprint, save_layout
+from .session import Phase, Session
+
+HEARTBEAT_S = 1.0
+"""Least time between two heartbeats; they feed the server's estimate of the step time."""
+KEY_VARIABLES = ("SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY")
+ACK_TIMEOUT_S = 900.0
+
+
+class Status(NamedTuple):
+    """What one step boundary did, and where the learner stands."""
+
+    step: int
+    """Optimizer steps so far."""
+    applied: tuple[tuple[int, int], ...]
+    """(fragment, version) of the broadcasts blended in, in order."""
+    answered: tuple[tuple[int, int], ...]
+    """(fragment, global step) of the pulls answered with a delta, in order."""
+    versions: tuple[int, ...]
+    """Version each fragment is on; 0 also before the first broadcast."""
+    connected: bool
+    finished: bool
+    """Training is over: leave the loop and call `finish`."""
+
+
+class Learner:
+    """One island of a Decoupled DiLoCo run, on f32 arrays in this process.
+
+    parameters: name -> C-contiguous, writable f32 array of any shape; they are changed in place, so
+    the arrays must stay the ones the training loop uses. address: "host:port" of the server.
+    learner_id: below the server's --learners; learner 0 brings the initial values.
+    dtype: "f32", "bf16" or "q4", how deltas travel. fragments, matrix_merge, pattern, avg_regex,
+    identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
+    alpha: 0 <= alpha < 1, how much of its own values a learner keeps when a broadcast arrives.
+    min_steps_per_sync: optimizer steps on an anchor before a pull is answered.
+    num_streams: data sockets, 0..256. key: island key; None takes SYNCER_HMAC_KEY, then
+    YETO_ISLAND_HMAC_KEY, from the environment. profile_hash, contract: 32 bytes or None.
+    max_reconnects: attempts over the life, None for no limit. connect_timeout_s: seconds for the
+    first connection.
+
+    The constructor connects, waiting up to `connect_timeout_s`, and learner 0 sends its values.
+    Raises `ConfigError` or `LocalProtocolError` for arguments that cannot be used, and
+    `ConnectionFailed` when the server is not reached or refuses.
+    """
+
+    def __init__(self, parameters: Mapping[str, np.ndarray], address: str, *, learner_id: int,
+                 dtype: str = "bf16", fragments: int = 8, matrix_merge: str = "rda",
+                 pattern: str = "binpack", avg_regex: str | None = None,
+                 identity_shapes: bool = False, alpha: float = 0.5, min_steps_per_sync: int = 1,
+                 num_streams: int = 4, key: str | bytes | None = None,
+                 compat_group: str | None = None, profile_hash: bytes | None = None,
+                 contract: bytes | None = None, max_reconnects: int | None = None,
+                 connect_timeout_s: float = 900.0):
+        codes = {name: code for code, name in DTYPES.items()}
+        if dtype not in codes:
+            raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
+        if not 0 <= alpha < 1:
+            raise ConfigError(f"alpha must be at least 0 and below 1, found {alpha!r}")
+        arrays = _checked_parameters(parameters)
+        self._alpha = float(alpha)
+        self._layout = build_layout(
+            {name: array.shape for name, array in arrays.items()}, fragments, pattern=pattern,
+            avg_regex=avg_regex, matrix_merge=matrix_merge, identity_shapes=identity_shapes)
+        self._fragments = [
+            Fragment([arrays[tensor.name] for tensor in fragment.tensors], codes[dtype])
+            for fragment in self._layout.fragments]
+        self._session = Session(
+            self._layout.wire, layout_fingerprint(self._layout), learner=learner_id,
+            dtype=codes[dtype], num_streams=num_streams, contract=contract,
+            profile_hash=profile_hash, compat_group=compat_group, key=_key(key),
+            min_steps_per_sync=min_steps_per_sync)
+        self._client = Client(self._session, address, connect_timeout_s=connect_timeout_s,
+                              max_reconnects=max_reconnects)
+        self._next_heartbeat_s = 0.0
+        self._done = False
+        try:
+            self._client.start()
+            if learner_id == 0:
+                self._send_init()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- what a training loop calls --------------------------------------------------------------
+
+    def step(self, tokens: int) -> Status:
+        """The step boundary: call it after every optimizer step, on `tokens` raw tokens.
+
+        Blends broadcasts that have arrived into the parameters and answers pulls with deltas.
+        Never waits for the network. Raises `ConnectionFailed` or `RemoteProtocolError` once the
+        connection has failed for good; an outage raises nothing.
+        """
+        self._client.check()
+        with self._client.lock:
+            self._session.advance(tokens)
+        return self._boundary()
+
+    def finish(self, timeout_s: float = 900.0) -> Status:
+        """Waits for the final cut, writes it into the parameters, and acknowledges it.
+
+        Afterwards the parameters are exactly the server's f32 values. May be called before
+        training is over: the learner then goes on following the others without steps of its own.
+        Raises `SyncerError` when the cut is not complete after `timeout_s` seconds, and as `step`.
+        """
+        if self._done:
+            return self._status((), ())
+        deadline = time.monotonic() + timeout_s
+        self._wait_for_cut(deadline, timeout_s)
+        with self._client.lock:
+            cut = self._session.final_cut()
+        for fragment, tensor in zip(self._fragments, cut, strict=True):
+            fragment.overwrite(tensor)
+        self._acknowledge(time.monotonic() + ACK_TIMEOUT_S)
+        self._done = True
+        return self._status((), ())
+
+    def close(self) -> None:
+        """Leaves the run and ends all threads, within seconds. May be called again."""
+        self._client.close()
+
+    def save_layout(self, path: str | os.PathLike) -> None:
+        """Writes names, shapes and fragments as JSON, for exports. Raises `ConfigError`."""
+        save_layout(path, self._layout)
+
+    def __enter__(self) -> Learner:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    @property
+    def layout(self) -> NamedLayout:
+        """Which parameters are in which fragment."""
+        return self._layout
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the network over all connections."""
+        return self._client.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received over all connections."""
+        return self._client.bytes_received
+
+    # --- the step boundary -----------------------------------------------------------------------
+
+    def _boundary(self) -> Status:
+        """Everything after the health check, in the order of the protocol.
+
+        Broadcasts before pulls: a pull can overtake the broadcast it is based on.
+        """
+        applied = self._apply_broadcasts()
+        answered = self._answer_pulls()
+        self._send_heartbeat()
+        return self._status(applied, answered)
+
+    def _apply_broadcasts(self) -> tuple[tuple[int, int], ...]:
+        with self._client.lock:
+            taken = self._session.take_broadcasts()
+        for bcast in taken:
+            self._fragments[bcast.fragment].rebase(bcast.tensor, self._alpha)
+        return tuple((bcast.fragment, bcast.version) for bcast in taken)
+
+    def _answer_pulls(self) -> tuple[tuple[int, int], ...]:
+        with self._client.lock:
+            due = self._session.due_pulls()
+        answered = []
+        for pull in due:
+            if not self._client.has_room(self._session.push_bytes(pull.fragment)):
+                break  # it stays pending: the network is slower than the pulls
+            with self._client.lock:
+                push = self._session.answer(pull)
+            if push is not None:
+                delta = self._fragments[pull.fragment].pack_delta()
+                if not self._client.send(self._session.push(push, delta)).dropped:
+                    answered.append((pull.fragment, pull.step))
+        return tuple(answered)
+
+    def _send_heartbeat(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_heartbeat_s:
+            self._next_heartbeat_s = now + HEARTBEAT_S
+            self._client.send_control(self._session.heartbeat())
+
+    def _status(self, applied, answered) -> Status:
+        session = self._session
+        with self._client.lock:
+            return Status(session.steps, applied, answered, session.versions,
+                          self._client.connected, session.phase is not Phase.TRAINING)
+
+    # --- start and end ---------------------------------------------------------------------------
+
+    def _send_init(self) -> None:
+        """Learner 0's values of every fragment, in order; waits until the kernel has them.
+
+        Two fragments are packed at a time. A connection that ends before has dropped some of
+        them, so they start again on the next one.
+        """
+        client, session = self._client, self._session
+        while True:
+            client.wait_for(lambda: client.connected)
+            receipts: list[Receipt] = []
+            for index, fragment in enumerate(self._fragments):
+                receipts.append(client.send(session.init(index, fragment.pack_values())))
+                client.wait_for(lambda older=receipts[-2:][0]: older.settled)
+                if any(receipt.dropped for receipt in receipts):
+                    break
+            client.wait_for(lambda last=receipts[-1]: last.settled)
+            if all(receipt.sent for receipt in receipts):
+                return
+
+    def _wait_for_cut(self, deadline: float, timeout_s: float) -> None:
+        session, client = self._session, self._client
+        while True:
+            client.check()
+            self._boundary()
+            if client.wait_for(self._has_work, deadline - time.monotonic()):
+                if session.final_cut() is not None:
+                    return
+                continue
+            with client.lock:
+                missing = session.missing_final_fragments()
+            raise SyncerError(
+                f"the final cut was not complete after {timeout_s:.0f} s: "
+                f"{'manifest' if session.manifest is None else f'fragments {missing}'} missing")
+
+    def _has_work(self) -> bool:
+        """Whether a boundary, or the end of the wait for the cut, has something to do."""
+        session = self._session
+        if session.phase is not Phase.TRAINING:
+            return session.final_cut() is not None
+        due = session.due_pulls()
+        return bool(session.broadcasts) or bool(
+            due and self._client.has_room(session.push_bytes(due[0].fragment)))
+
+    def _acknowledge(self, deadline: float) -> None:
+        """Sends FINAL_ACK until its bytes were handed over; SHUTDOWN meanwhile counts as well."""
+        session, client = self._session, self._client
+        while True:
+            with client.lock:
+                frame = session.acknowledge()
+            receipt = client.send_control(frame)
+            client.wait_for(lambda receipt=receipt: receipt.settled or session.ended,
+                            deadline - time.monotonic())
+            if receipt.sent or session.ended:
+                return
+            if not client.wait_for(lambda: client.connected or session.ended,
+                                   deadline - time.monotonic()):
+                raise SyncerError(
+                    f"FINAL_ACK could not be sent within {ACK_TIMEOUT_S:.0f} s: not connected; "
+                    "the parameters are the final ones nevertheless")
+
+
+def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name, array in parameters.items():
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+            found = getattr(array, "dtype", type(array).__name__)
+            raise ConfigError(f"parameter {name!r} is {found}, expected a NumPy array of float32")
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ConfigError(f"parameter {name!r} must be C-contiguous and writable, so that it "
+                              "can be changed in place; pass a copy and train on that")
+        if canonical_name(name) in arrays:
+            raise ConfigError(f"two parameters are called {canonical_name(name)!r} without the "
+                              "prefixes of their wrappers")
+        arrays[canonical_name(name)] = array
+    return arrays
+
+
+def _key(key: str | bytes | None) -> bytes | None:
+    """The island key as bytes; the environment if None, and no key if empty."""
+    if key is None:
+        key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
+    return (key.encode() if isinstance(key, str) else bytes(key)) or None

@@ -1,0 +1,213 @@
+"""The server's end of the protocol for tests of the learner: real sockets, no rounds.
+
+A test says what the server sends and reads what a learner sent. Every wait has a generous deadline
+and fails with a sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+
+from syncer.wire import encode
+from syncer.wire.constants import Msg
+from syncer.wire.frames import FrameReader, Reassembly
+from syncer.wire.hello import Hello, parse_hello
+from syncer.wire.limits import Limits
+from syncer.wire.messages import (
+    FinalAck,
+    Heartbeat,
+    Init,
+    Manifest,
+    Pull,
+    Push,
+    parse_data_hello,
+    parse_final_ack,
+    parse_heartbeat,
+    parse_init,
+    parse_push,
+)
+
+DEADLINE_S = 60.0
+
+
+class Peer:
+    """One connection generation of a learner, as the server sees it."""
+
+    def __init__(self, control: socket.socket, hello: Hello, reader: FrameReader):
+        self.hello = hello
+        self.limits = Limits.for_server(hello.layout, hello.dtype)
+        self.reassembly = Reassembly(self.limits)
+        self.sockets: list[socket.socket] = []
+        self._readers: dict[socket.socket, FrameReader] = {}
+        self._pending = []
+        self._msg_id = 0
+        self._next = 0
+        self.attach(control, reader)
+
+    def attach(self, connected: socket.socket, reader: FrameReader) -> None:
+        """Adds a socket whose first frame was read; what came behind it is taken now."""
+        reader.limits, reader.reassembly = self.limits, self.reassembly
+        self._readers[connected] = reader
+        self.sockets.append(connected)
+        self._take(reader)
+
+    @property
+    def control(self) -> socket.socket:
+        return self.sockets[0]
+
+    # --- what the learner sent -------------------------------------------------------------------
+
+    def receive(self, wanted: type = object, *, heartbeats: bool = False):
+        """The next message of a type; None at the end of the connection."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            for index, message in enumerate(self._pending):
+                if isinstance(message, wanted) and (
+                        heartbeats or not isinstance(message, Heartbeat)):
+                    return self._pending.pop(index)
+            if not self._readers:
+                return None
+            ready, _, _ = select.select(list(self._readers), [], [],
+                                        max(deadline - time.monotonic(), 0))
+            assert ready, f"no {wanted.__name__} within {DEADLINE_S} s"
+            for each in ready:
+                self._receive_some(each)
+
+    def _receive_some(self, each: socket.socket) -> None:
+        reader = self._readers[each]
+        try:
+            count = each.recv_into(reader.buffer())
+        except ConnectionError:
+            count = 0
+        if count == 0:
+            del self._readers[each]
+            return
+        self._take(reader.received(count))
+
+    def _take(self, frames) -> None:
+        self._pending += [self._parse(*frame) for frame in frames]
+
+    def _parse(self, msg_type: int, payload):
+        hello = self.hello
+        if msg_type == Msg.INIT_PARAMS:
+            return parse_init(payload, hello.learner, hello.layout, hello.dtype)
+        if msg_type == Msg.PUSH_FRAGMENT:
+            return parse_push(payload, hello.learner, hello.layout, hello.dtype)
+        if msg_type == Msg.HEARTBEAT:
+            return parse_heartbeat(payload, hello.learner)
+        assert msg_type == Msg.FINAL_ACK, msg_type
+        return parse_final_ack(payload)
+
+    def receive_inits(self) -> list[bytes]:
+        """The tensor bytes of one INIT per fragment, in fragment order."""
+        inits = [self.receive(Init) for _ in self.hello.layout.fragments]
+        return [bytes(init.tensor) for init in sorted(inits, key=lambda init: init.fragment)]
+
+    def receive_push(self) -> Push:
+        return self.receive(Push)
+
+    def receive_ack(self) -> FinalAck:
+        return self.receive(FinalAck)
+
+    # --- what the server sends -------------------------------------------------------------------
+
+    def send(self, frame: bytes, stream: int = 0) -> None:
+        self.sockets[stream].sendall(frame)
+
+    def pull(self, fragment: int, step: int, attempt: int = 1) -> None:
+        self.send(encode.encode_pull(Pull(fragment, step, attempt)))
+
+    def bcast(self, fragment: int, version: int, tensor) -> None:
+        self._stripe(Msg.BCAST_FRAGMENT, encode.bcast_head(fragment, version), tensor)
+
+    def final(self, fragment: int, version: int, tensor) -> None:
+        self._stripe(Msg.FINAL_FRAGMENT, encode.final_head(fragment, version), tensor)
+
+    def manifest(self, step: int, versions) -> None:
+        self.send(encode.encode_manifest(Manifest(step, tuple(versions))))
+
+    def shutdown(self) -> None:
+        self.send(encode.encode_shutdown())
+
+    def error(self, text: str) -> None:
+        self.send(encode.encode_error(text))
+
+    def _stripe(self, msg_type: int, head: bytes, tensor) -> None:
+        for pieces in encode.chunk_message(msg_type, head, tensor, self._msg_id):
+            data = self.sockets[1:] or self.sockets
+            data[self._next % len(data)].sendall(b"".join(pieces))
+            self._next += 1
+        self._msg_id += 1
+
+    def finish_sending(self) -> None:
+        """The graceful end of a refused connection: what was sent arrives, then EOF."""
+        for each in self.sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for each in self.sockets:
+            each.close()
+        self._readers = {}
+
+
+class ScriptedServer:
+    """Listens on a free loopback port; `accept` gives one fully attached learner after another."""
+
+    def __init__(self, *, key: bytes | None = None, learners: int = 8):
+        self._key = key
+        self._learners = learners
+        self._peers: list[Peer] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(DEADLINE_S)
+        self.port = self._listener.getsockname()[1]
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def accept(self) -> Peer:
+        """The next learner, once all its data sockets are attached; its HELLO is in `hello`."""
+        control, (msg_type, payload), reader = self.accept_socket()
+        assert msg_type == Msg.HELLO
+        hello = parse_hello(payload, key=self._key, learners=self._learners)
+        peer = Peer(control, hello, reader)
+        self._peers.append(peer)
+        indices = []
+        while len(indices) < hello.num_streams:
+            data, (msg_type, payload), reader = self.accept_socket()
+            assert msg_type == Msg.DATA_HELLO
+            data_hello = parse_data_hello(payload)
+            assert (data_hello.learner, data_hello.generation) == (hello.learner, hello.generation)
+            indices.append(data_hello.stream)
+            peer.attach(data, reader)
+        assert indices == list(range(hello.num_streams))
+        return peer
+
+    def accept_socket(self):
+        """(socket, its first frame, its reader)."""
+        connected, _ = self._listener.accept()
+        connected.settimeout(DEADLINE_S)
+        reader = FrameReader(Limits.first_frame())
+        while True:
+            count = connected.recv_into(reader.buffer())
+            assert count, "connection closed before its first frame"
+            for frame in reader.received(count):
+                return connected, frame, reader
+
+    def stop_listening(self) -> None:
+        self._listener.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        for peer in self._peers:
+            peer.close()
+
+    def __enter__(self) -> ScriptedServer:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
