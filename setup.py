@@ -44,6 +44,7 @@ KERNELS = {
         ("blend_portable.c", []),
         ("reduce_portable.c", []),
         ("passes.c", ["openmp"]),
+        ("merge_fragment.c", ["openmp"]),
     ],
     "x86_64": [
         ("sha256_x86_shani.c", ["-msse4.1", "-msha"]),

@@ -2,6 +2,8 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from syncer.kernels._merge cimport sm_job
+
 cdef extern from "syncer_kernels.h" nogil:
     const int SK_BLOCK
     const int SK_Q4_BLOCK
@@ -114,3 +116,5 @@ cdef int64_t scan_ptr(const float *x, size_t n, int threads) noexcept nogil
 cdef int64_t outer_step_ptr(int outer, const sk_outer_scalars *scalars,
                             const sk_outer_arrays *arrays, const float *g, size_t n,
                             int threads) noexcept nogil
+# One merge of one fragment (csrc/syncer_merge.h), for the merge room.
+cdef void merge_fragment(sm_job *job) noexcept nogil

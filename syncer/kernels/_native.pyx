@@ -11,6 +11,8 @@ from cpython.buffer cimport (
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
 
+from syncer.kernels._merge cimport sm_merge
+
 from syncer.errors import KernelError
 
 
@@ -510,3 +512,6 @@ cdef int64_t outer_step_ptr(int outer, const sk_outer_scalars *scalars,
                             const sk_outer_arrays *arrays, const float *g, size_t n,
                             int threads) noexcept nogil:
     return sk_outer_step(outer, scalars, arrays, g, n, threads)
+
+cdef void merge_fragment(sm_job *job) noexcept nogil:
+    sm_merge(job)

@@ -1,0 +1,75 @@
+# C surface of csrc/syncer_merge.h: the job of one fragment merge. Declarations only; the contract
+# stands in the header. Must not hold code: whoever cimports it links nothing.
+
+cdef extern from "syncer_kernels.h" nogil:
+    enum:
+        SK_BLOCK
+        SK_OUTER_NESTEROV
+        SK_OUTER_SGD
+        SK_OUTER_DELAYED_HOLD
+        SK_OUTER_DELAYED_APPLY
+
+    ctypedef struct sk_outer_scalars:
+        float lr
+        float mu
+        float period
+        float k
+
+    ctypedef struct sk_outer_arrays:
+        const float* params
+        const float* state[2]
+        float* params_out
+        float* state_out[2]
+
+
+cdef extern from "syncer_merge.h" nogil:
+    enum:
+        SM_STRIP
+
+    ctypedef struct sm_plan:
+        size_t tensors
+        const size_t* offset
+        const size_t* block
+        size_t shared_count
+        const size_t* shared
+        size_t whole_count
+        const size_t* whole
+
+    ctypedef struct sm_heloco:
+        double c_ok
+        double k_s
+        double k_d
+        double beta_max
+        double kappa
+        double eps
+
+    ctypedef struct sm_share:
+        double norm
+        int turn
+
+    ctypedef struct sm_work:
+        sm_share* share
+        double* sums
+        size_t stride
+
+    ctypedef struct sm_job:
+        const sm_plan* plan
+        int threads
+        int mode
+        size_t learners
+        const float** gradient
+        const double* weight
+        double weight_sum
+        const sm_heloco* heloco
+        const float* merged
+        int outer
+        sk_outer_scalars scalars
+        sk_outer_arrays arrays
+        sm_work shared
+        sm_work* own
+        float* scratch
+        double* merged_sums
+        size_t bad_tensor
+        double sumsq
+
+    void sm_merge(sm_job* job) noexcept

@@ -1,0 +1,16 @@
+from collections.abc import Buffer as _Readable
+
+class Buffer:
+    numel: int
+    frozen: bool
+    def freeze(self) -> Buffer: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class BufferPool:
+    live: int
+    live_bytes: int
+    spare_bytes: int
+    spare_bytes_max: int
+    def take(self, numel: int, zero: bool = False) -> Buffer: ...
+    def adopt(self, source: _Readable) -> Buffer: ...

@@ -1,0 +1,83 @@
+"""Random layouts, modes, learners and threads against the oracle, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.errors import NumericsError
+from syncer.merge import FragmentStore
+from syncer.merge.plan import Plan
+from tests.golden import merge_reference as reference
+
+THREADS = (1, 2, 3, 8)
+# around the block of 16,384 elements, and far below it
+NUMEL = st.one_of(st.integers(1, 40), st.integers(16_380, 16_390), st.integers(32_768, 70_000))
+WEIGHT = st.one_of(st.just(0.0), st.floats(1e-6, 1e12))
+
+
+def gradient(seed: int, kind: str, n: int) -> np.ndarray:
+    values = reference.noise(seed, n)
+    scale = {"plain": 1.0, "tiny": 1e-39, "huge": 1e37, "zero": 0.0}[kind]
+    return (values.astype(np.float64) * scale).astype(np.float32)
+
+
+KIND = st.sampled_from(["plain", "plain", "plain", "tiny", "huge", "zero"])
+
+
+@settings(deadline=None, max_examples=40)
+@given(numels=st.lists(NUMEL, min_size=1, max_size=6), mode=st.sampled_from([AVG, RDA]),
+       learners=st.lists(st.tuples(WEIGHT, KIND), min_size=1, max_size=5), seed=st.integers(0, 999))
+def test_every_thread_count_gives_the_bits_of_the_oracle(numels, mode, learners, seed):
+    n = sum(numels)
+    params, momentum = reference.noise(seed + 1000, n), reference.noise(seed + 2000, n)
+    grads = [gradient(seed + i, kind, n) for i, (_, kind) in enumerate(learners)]
+    weights = [np.float64(w) for w, _ in learners]
+    with np.errstate(all="ignore"):
+        merged = reference.merge_fragment(grads, weights, numels, mode)
+        try:
+            expected = reference.nesterov(params, momentum, merged, 0.7, 0.9)
+        except FloatingPointError:
+            expected = None
+    if not np.isfinite(merged).all():
+        expected = None
+    contributions = [(i, 1, float(w), g)
+                     for i, (w, g) in enumerate(zip(weights, grads, strict=True))]
+    for threads in THREADS:
+        store = FragmentStore(Layout((FragmentLayout(mode, tuple(numels)),)), lr=0.7, momentum=0.9,
+                              threads=threads)
+        store.adopt(0, params, state={"momentum": momentum})
+        if expected is None:
+            with pytest.raises(NumericsError):
+                store.prepare(0, 1, contributions)
+            continue
+        prepared = store.prepare(0, 1, contributions)
+        version = store.publish(prepared)
+        assert version.params.tobytes() == expected[0].tobytes(), threads
+        assert version.momentum.tobytes() == expected[1].tobytes(), threads
+        offsets = np.cumsum([0, *numels])
+        squares = [reference.sumsq(merged[a:b]) for a, b in itertools.pairwise(offsets)]
+        assert prepared.gnorm == float(np.sqrt(reference.seq_sum(squares))), threads
+
+
+@settings(deadline=None, max_examples=60)
+@given(numels=st.lists(st.integers(1, 600_000), min_size=1, max_size=40),
+       threads=st.integers(1, 32))
+def test_a_plan_gives_every_tensor_to_exactly_one_piece(numels, threads):
+    plan = Plan(numels, threads)
+    taken = list(plan.shared) + [t for first, end in plan.whole for t in range(first, end)]
+    assert sorted(taken) == list(range(len(numels)))
+    assert 1 <= plan.threads <= threads
+
+
+def test_the_threads_of_a_plan_really_share():
+    assert Plan([1_000_000], 8).shared == [0]
+    assert Plan([1_000_000], 8).threads == 8
+    many = Plan([1000] * 1000, 4)
+    assert many.shared == []
+    assert len(many.whole) >= 16

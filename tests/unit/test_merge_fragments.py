@@ -1,0 +1,287 @@
+"""Fragment versions, buffers and exact formulas of the merge; must not use golden values."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+
+import numpy as np
+import pytest
+
+from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.errors import ConfigError, InvariantViolation, NumericsError
+from syncer.merge import FragmentStore
+
+F32 = np.float32
+
+
+def f32(values) -> np.ndarray:
+    return np.array(values, F32)
+
+
+def store_of(mode=AVG, numels=(4, 2), *, lr=0.7, momentum=0.9, params=None, fragments=1, **options):
+    store = FragmentStore(Layout((FragmentLayout(mode, tuple(numels)),) * fragments),
+                          lr=lr, momentum=momentum, **options)
+    for p in range(fragments):
+        store.adopt(p, np.zeros(sum(numels), F32) if params is None else f32(params))
+    return store
+
+
+def push(*grads, weights=None):
+    weights = weights or [1.0] * len(grads)
+    return [(i, 7, w, f32(g)) for i, (w, g) in enumerate(zip(weights, grads, strict=True))]
+
+
+def commit(store, contributions, step=1, fragment=0):
+    return store.publish(store.prepare(fragment, step, contributions))
+
+
+# ---------------------------------------------------------------- formulas
+
+
+def test_rda_of_two_orthogonal_vectors_of_norm_2_has_norm_2():
+    prepared = store_of(RDA, (2,)).prepare(0, 1, push([2, 0], [0, 2]))
+    assert prepared.gnorm == pytest.approx(2.0, rel=1e-7)
+
+
+@pytest.mark.parametrize("mode", [AVG, RDA])
+def test_one_learner_is_the_identity(mode):
+    gradient = [3.0, -4.0]  # norm 5: every step of rda is near-exact
+    store = store_of(mode, (2,), lr=1.0, momentum=0.0)
+    assert commit(store, push(gradient)).params == pytest.approx([-3.0, 4.0], rel=1e-6)
+
+
+def test_nesterov_from_zero_state_sums_to_the_known_factors():
+    lr, mu = 0.5, 0.75  # exact in f32, like every product below
+    store = store_of(AVG, (1,), lr=lr, momentum=mu)
+    assert commit(store, push([1.0])).params[0] == -lr * (1 + mu)
+    for step in (2, 3, 4):
+        commit(store, push([1.0]), step)
+    assert store.current(0).params[0] == -lr * (4 + 4 * mu + 3 * mu**2 + 2 * mu**3 + mu**4)
+
+
+def test_delayed_nesterov_over_n_arrivals_equals_one_nesterov_step_on_their_mean():
+    arrivals = [f32([1, -2]), f32([3, 5]), f32([-8, 0.5]), f32([4, 1])]
+    delayed = store_of(AVG, (2,), lr=0.5, momentum=0.5, outer_optimizer="delayed-nesterov",
+                       dn_period=4)
+    for step, g in enumerate(arrivals, start=1):
+        commit(delayed, push(g), step)
+    plain = store_of(AVG, (2,), lr=0.5, momentum=0.5)
+    commit(plain, push(sum(arrivals) / F32(4)))
+    assert delayed.current(0).params.tolist() == plain.current(0).params.tolist()
+    assert delayed.current(0).momentum.tolist() == plain.current(0).momentum.tolist()
+    assert delayed.current(0).state["accumulator"].tolist() == [0.0, 0.0]
+
+
+def test_with_one_local_step_a_convex_fleet_is_data_parallel_sgd():
+    # H = 1, outer lr 1, momentum 0: theta <- theta - mean of the learners' local steps
+    rng = np.random.default_rng(3)
+    a = [rng.standard_normal((16, 5)) for _ in range(4)]
+    b = [rng.standard_normal(16) for _ in range(4)]
+    store = store_of(AVG, (3, 2), lr=1.0, momentum=0.0)
+    theta = np.zeros(5)
+    for step in range(1, 51):
+        anchor = store.current(0).params.astype(float)
+        local = [anchor - 0.02 * x.T @ (x @ anchor - y) for x, y in zip(a, b, strict=True)]
+        commit(store, push(*[anchor - x for x in local]), step)
+        theta -= 0.02 * np.mean([x.T @ (x @ theta - y) for x, y in zip(a, b, strict=True)], axis=0)
+    assert store.current(0).params == pytest.approx(theta, abs=2e-6)
+
+
+@pytest.mark.parametrize("mode", [AVG, RDA])
+def test_scaling_all_weights_by_2_changes_no_bit(mode):
+    rng = np.random.default_rng(5)
+    grads = [rng.standard_normal(6).astype(F32) for _ in range(3)]
+    weights = [0.3, 1e9, 7.7]
+    once = commit(store_of(mode), push(*grads, weights=weights)).params
+    twice = commit(store_of(mode), push(*grads, weights=[2 * w for w in weights])).params
+    assert once.tobytes() == twice.tobytes()
+
+
+@pytest.mark.parametrize("mode", [AVG, RDA])
+def test_every_order_of_arrival_gives_the_same_bits(mode):
+    rng = np.random.default_rng(6)
+    contributions = push(*[rng.standard_normal(6) for _ in range(4)], weights=[1.0, 3.0, 0.5, 2.0])
+    results = {commit(store_of(mode), order).params.tobytes()
+               for order in itertools.permutations(contributions)}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("mode", [AVG, RDA])
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [0.0, 5.0]])
+def test_weights_of_zero(mode, weights):
+    store = store_of(mode, (2,), lr=1.0, momentum=0.0)
+    params = commit(store, push([3, 4], [-6, 8], weights=weights)).params
+    assert params == pytest.approx([6.0, -8.0] if weights[1] else [0.0, 0.0], rel=1e-6)
+    if not weights[1]:
+        assert params.tobytes() == bytes(8)  # +0, not -0
+
+
+def test_cancelling_directions_fall_back_to_the_average():
+    store = store_of(RDA, (2,), lr=1.0, momentum=0.0)
+    params = commit(store, push([1, 1], [-1, -1], weights=[1.0, 1.0])).params
+    assert params.tobytes() == bytes(8)
+
+
+def test_a_zero_gradient_has_no_direction_but_counts_in_the_radius():
+    store = store_of(RDA, (2,), lr=1.0, momentum=0.0)
+    assert commit(store, push([0, 0], [0, 4])).params == pytest.approx([0, -2.0], rel=1e-6)
+
+
+def test_subnormals_are_not_flushed():
+    tiny = np.float32(1e-44)
+    store = store_of(AVG, (1,), lr=1.0, momentum=0.0)
+    assert commit(store, push([tiny])).params[0] == -tiny
+
+
+def test_sgd_is_plain_and_keeps_no_state():
+    store = store_of(AVG, (2,), lr=0.25, outer_optimizer="sgd", params=[1.0, 2.0])
+    version = commit(store, push([4.0, -8.0]))
+    assert version.params.tolist() == [0.0, 4.0]
+    assert version.state == {}
+    assert version.momentum is None
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_overflow_names_the_place_and_leaves_version_and_buffers_untouched(threads):
+    numels = (40_000, 3, 40_000, 5)
+    store = store_of(AVG, numels, lr=1.0, momentum=0.5, threads=threads)
+    commit(store, push(np.ones(sum(numels)), np.ones(sum(numels))))
+    before = store.current(0)
+    bits = before.params.tobytes(), before.momentum.tobytes()
+    live = store.live_buffers
+    bad = [np.zeros(sum(numels), F32) for _ in range(2)]
+    for g in bad:
+        g[[40_001, 79_999, -1]] = np.finfo(F32).max  # in tensors 1, 2 and 3
+    named = r"avg merge of fragment 0 .* tensor 1 \(learners 0, 1\)"
+    with pytest.raises(NumericsError, match=named):
+        store.prepare(0, 2, push(*bad, weights=[1.0, 1.0]))
+    assert store.current(0) is before
+    assert (before.params.tobytes(), before.momentum.tobytes()) == bits
+    assert store.live_buffers == live
+
+
+def test_a_bad_gradient_is_refused_before_anything_is_written():
+    store = store_of(AVG)
+    live = store.live_buffers
+    for wrong in (np.zeros(5, F32), np.zeros(6), np.zeros(12, F32)[::2]):
+        with pytest.raises((ValueError, BufferError)):
+            store.prepare(0, 1, [(0, 1, 1.0, wrong)])
+    with pytest.raises(ValueError, match="at least one gradient"):
+        store.prepare(0, 1, [])
+    assert store.live_buffers == live
+
+
+def test_publishing_needs_the_version_the_merge_started_from():
+    store = store_of(AVG)
+    first, second = (store.prepare(0, step, push([1] * 6)) for step in (1, 2))
+    store.publish(first)
+    with pytest.raises(InvariantViolation, match="started from version 0"):
+        store.publish(second)
+    with pytest.raises(InvariantViolation, match="before"):
+        store.publish(first)
+    store.discard(second)
+    store.discard(second)
+    assert store.live_buffers == 2
+
+
+def test_unknown_optimizer_and_missing_fragment():
+    with pytest.raises(ConfigError, match="choose one of nesterov"):
+        store_of(outer_optimizer="adam")
+    with pytest.raises(ConfigError, match="activation"):
+        store_of(outer_optimizer="delayed-nesterov", dn_period=4, dn_activation=0.3)
+    with pytest.raises(ConfigError, match="period"):
+        store_of(outer_optimizer="delayed-nesterov", dn_period=0)
+    layout = Layout((FragmentLayout(AVG, (1,)),))
+    with pytest.raises(InvariantViolation, match="no parameters yet"):
+        FragmentStore(layout, lr=1.0, momentum=0.0).current(0)
+
+
+# ---------------------------------------------------------------- versions and buffers
+
+
+def test_a_published_version_cannot_be_written():
+    version = commit(store_of(AVG), push([1] * 6))
+    for array in (version.params, version.momentum):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1.0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+
+
+def test_a_holder_keeps_its_bytes_through_later_commits():
+    store = store_of(AVG, lr=1.0, momentum=0.0)
+    held = commit(store, push([1] * 6))
+    array = store.current(0).params[2:]  # a view of an array of a version
+    for step in range(2, 6):
+        commit(store, push([1] * 6), step)
+    assert held.params.tolist() == [-1.0] * 6
+    assert array.tolist() == [-1.0] * 4
+    assert store.current(0).params.tolist() == [-5.0] * 6
+
+
+def test_buffers_are_recycled_when_the_last_holder_lets_go():
+    store = store_of(AVG)
+    assert store.live_buffers == 2
+    held = commit(store, push([1] * 6))
+    array, address = held.params, held.params.ctypes.data
+    commit(store, push([1] * 6), 2)
+    del held
+    assert store.live_buffers == 3  # the array alone holds its buffer; the momentum came back
+    del array
+    assert store.live_buffers == 2
+    seen = set()
+    for step in range(3, 7):
+        seen.add(commit(store, push([1] * 6), step).params.ctypes.data)
+    assert address in seen
+    assert len(seen) <= 4
+
+
+def test_steady_state_is_the_model_and_one_spare_result_per_committing_round():
+    numels = (100_000, 3)
+    store = store_of(AVG, numels, fragments=6)
+    model = store.live_bytes
+    assert model == 6 * 2 * 4 * sum(numels)
+    pair = model // 6
+    gradient = [(0, 1, 1.0, np.ones(sum(numels), F32))]
+    for step in range(1, 31):
+        fragment = (step - 1) % 6
+        prepared = store.prepare(fragment, step, gradient)
+        assert store.live_bytes == model + pair
+        store.publish(prepared)
+        assert store.live_bytes == model
+        # capacities are rounded up by at most an eighth
+        assert store.spare_bytes <= pair * 9 // 8 + 8192
+    gc.collect()
+    assert store.live_buffers == 12
+
+
+def test_a_restored_cut_continues_the_same_run():
+    options = {"outer_optimizer": "delayed-nesterov", "dn_period": 3, "fragments": 2}
+    grads = [push([t, 1, -t, 2, 3, t]) for t in range(1, 11)]
+    whole = store_of(AVG, **options)
+    for t, g in enumerate(grads, start=1):
+        commit(whole, g, t, (t - 1) % 2)
+        if t == 5:
+            cut = [whole.current(p) for p in range(2)]
+    resumed = FragmentStore(whole.layout, lr=0.7, momentum=0.9, outer_optimizer="delayed-nesterov",
+                            dn_period=3)
+    for p, version in enumerate(cut):
+        adopted = resumed.adopt(p, version.params, version=version.version, state=version.state)
+        assert adopted.commits == version.commits
+    for t in range(6, 11):
+        commit(resumed, grads[t - 1], t, (t - 1) % 2)
+    for p in range(2):
+        assert resumed.current(p).params.tobytes() == whole.current(p).params.tobytes()
+
+
+def test_adopt_checks_sizes_and_names():
+    store = store_of(AVG)
+    with pytest.raises(ValueError, match="must hold 6 elements, got 5"):
+        store.adopt(0, np.zeros(5, F32))
+    with pytest.raises(ValueError, match="keeps \\['momentum'\\]"):
+        store.adopt(0, np.zeros(6, F32), state={"accumulator": np.zeros(6, F32)})
+    assert store.live_buffers == 2
