@@ -3,20 +3,14 @@
 # `window` gives the address and size of where the next bytes must go; it stays valid until the next
 # call on the same reader, with or without the GIL. Then `received(n)` and iterate.
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
+
+from .payload cimport Payload
 
 
 cdef struct Range:
     uint64_t start
     uint64_t end
-
-
-cdef class Payload:
-    # Uninitialised bytes that one message lands in; freed when the last view goes.
-    cdef void* memory
-    cdef char* data
-    cdef readonly Py_ssize_t size
-    cdef bint sealed
 
 
 cdef class Partial:

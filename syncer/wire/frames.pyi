@@ -2,11 +2,6 @@ from collections.abc import Iterator
 
 from .limits import Limits
 
-class Payload:
-    size: int
-    def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
 class Reassembly:
     limits: Limits
     bytes_open: int

@@ -5,11 +5,12 @@ stay: what follows a header in the staging buffer is copied once, the rest is re
 Must not know a socket, interpret a payload, or keep a frame after it was taken.
 """
 
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
+
+from .payload cimport Payload, allocate
 
 from threading import Lock
 
@@ -47,34 +48,6 @@ cdef inline uint64_t load_u64(const char* at) noexcept nogil:
 cdef inline uint64_t load_u32(const char* at) noexcept nogil:
     cdef const uint8_t* b = <const uint8_t*>at
     return b[0] | (<uint64_t>b[1] << 8) | (<uint64_t>b[2] << 16) | (<uint64_t>b[3] << 24)
-
-
-cdef class Payload:
-    """Bytes of one message, not zero-filled; a buffer that is read-only once it is complete."""
-
-    def __dealloc__(self):
-        free(self.memory)
-
-    def __len__(self):
-        return self.size
-
-    def __getbuffer__(self, Py_buffer* buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, self.data, self.size, self.sealed, flags)
-
-    def __releasebuffer__(self, Py_buffer* buffer):
-        pass
-
-
-cdef Payload allocate(uint64_t size, Py_ssize_t lead):
-    """`size` bytes at `lead` past an aligned address; one sentence if there is no such memory."""
-    cdef Payload payload = Payload.__new__(Payload)
-    if size <= <uint64_t>(<size_t>-1 >> 1) - <uint64_t>lead:
-        payload.memory = malloc(<size_t>size + lead)
-    if payload.memory == NULL:
-        raise RemoteProtocolError(f"cannot allocate {size} bytes for a message of the peer")
-    payload.data = <char*>payload.memory + lead
-    payload.size = <Py_ssize_t>size
-    return payload
 
 
 cdef class Partial:
@@ -206,7 +179,7 @@ cdef class Reassembly:
         partial = Partial.__new__(Partial)
         partial.msg_id = msg_id
         partial.total = total
-        partial.payload = allocate(total, INNER_LEAD)
+        partial.payload = allocate(total, INNER_LEAD, True)
         self.messages[msg_id] = partial
         self.bytes_open += total
         return partial
@@ -258,7 +231,7 @@ cdef class FrameReader:
 
     def __init__(self, limits, Reassembly reassembly=None):
         """`reassembly` is shared by the sockets of a group; None: this socket has its own."""
-        self.staging = allocate(STAGING, 0)
+        self.staging = allocate(STAGING, 0, False)
         self.reassembly = reassembly
         self.limits = limits
 
@@ -404,7 +377,8 @@ cdef class FrameReader:
             if size == 0:
                 return msg_type, NO_BYTES
             return msg_type, memoryview(PyBytes_FromStringAndSize(at, <Py_ssize_t>size))
-        self.target = allocate(size, 0)
+        # Large blocks are touched in huge pages, which a peer has to be admitted for.
+        self.target = allocate(size, 0, self.reassembly is not None)
         memcpy(self.target.data, at, here)
         self.start = self.end = 0
         self.target_at, self.target_end = here, <Py_ssize_t>size
