@@ -52,6 +52,11 @@ class Fragment:
             else:
                 kernels.axpby_blend(local, anchor, alpha)
 
+    def restore(self) -> None:
+        """Sets the local values to the anchor; there must be one."""
+        for local, anchor in self._beside(self.anchor):
+            np.copyto(local, anchor)
+
     def overwrite(self, tensor: memoryview) -> None:
         """Sets the local values to f32 bytes of the final cut, exactly."""
         for local, values in self._beside(np.frombuffer(tensor, "<f4")):

@@ -134,6 +134,33 @@ class Learner:
         self._done = True
         return self._status((), ())
 
+    def adopt(self, timeout_s: float = 900.0) -> Status:
+        """Sets the parameters to the newest merged values, waiting until every fragment has some.
+
+        For values that have nothing to do with the run's, before the first step: without it a
+        learner that joins late blends its fresh parameters in and pushes the difference. Counts
+        no step and answers no pull. Returns early, with the parameters as they were, when the
+        final cut is already there. Raises `SyncerError` when the fragments have not arrived after
+        `timeout_s` seconds, and as `step`.
+        """
+        self._client.check()
+        session, client = self._session, self._client
+        deadline = time.monotonic() + timeout_s
+        applied = self._apply_broadcasts()
+        while missing := [i for i, f in enumerate(self._fragments) if f.anchor is None]:
+            if session.phase is not Phase.TRAINING:
+                return self._status(applied, ())
+            arrived = client.wait_for(
+                lambda: session.broadcasts or session.phase is not Phase.TRAINING,
+                deadline - time.monotonic())
+            if not arrived:
+                raise SyncerError(f"no broadcast of fragments {missing} within {timeout_s:.0f} s: "
+                                  "has the run started?")
+            applied += self._apply_broadcasts()
+        for fragment in self._fragments:
+            fragment.restore()
+        return self._status(applied, ())
+
     def close(self) -> None:
         """Leaves the run and ends all threads, within seconds. May be called again."""
         self._client.close()

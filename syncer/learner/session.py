@@ -157,7 +157,7 @@ class Session:
         self.manifest: Manifest | None = None
         self._final: list[tuple[int, bytes, memoryview] | None] = [None] * count
         self._applied: list[_Applied | None] = [None] * count
-        self.last_generation = 0
+        self.last_generation: int | None = None
         self._next_msg_id = 0
 
     # --- connections -----------------------------------------------------------------------------

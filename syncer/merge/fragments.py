@@ -19,6 +19,7 @@ from syncer.core.layout import ISO, MERGE_MODES, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.merge import plan as plans
 from syncer.merge.buffers import Buffer, BufferPool
+from syncer.merge.correction import HelocoConstants, checked
 from syncer.merge.optimizers import Optimizer, OuterConstants, optimizer
 
 Contribution = tuple[int, int, float, Any]
@@ -81,7 +82,8 @@ class FragmentStore:
 
     def __init__(self, layout: Layout, *, lr: float, momentum: float, threads: int = 1,
                  outer_optimizer: str = "nesterov", dn_period: int = 4,
-                 dn_activation: float = 0.0):
+                 dn_activation: float = 0.0, delta_correction: str = "none",
+                 heloco: HelocoConstants | None = None):
         for p, f in enumerate(layout.fragments):
             if f.merge_mode == ISO or f.merge_mode not in MERGE_MODES:
                 raise ConfigError(f"fragment {p}: merge mode {f.merge_mode} is not known; use avg "
@@ -90,6 +92,13 @@ class FragmentStore:
         self._constants = OuterConstants(lr=lr, momentum=momentum, dn_period=dn_period,
                                          dn_activation=dn_activation)
         self._optimizer: Optimizer = optimizer(outer_optimizer, self._constants)
+        if delta_correction not in ("none", "heloco"):
+            raise ConfigError(f"delta correction {delta_correction!r} is not known; choose none or "
+                              "heloco")
+        constants = checked(heloco or HelocoConstants())
+        # without a momentum there is nothing to correct against
+        self._heloco = (constants if delta_correction == "heloco"
+                        and "momentum" in self._optimizer.state else None)
         self._plans = [plans.Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
         self._pool = BufferPool()
@@ -175,6 +184,7 @@ class FragmentStore:
             gradients=[c[3] for c in ordered], weights=[c[2] for c in ordered],
             params=base._buffers[0], state=base._buffers[1:],
             params_out=outputs[0], state_out=tuple(outputs[1:]), outer=kernel, scalars=scalars,
+            heloco=self._heloco,
         )
         if bad >= 0:
             raise self._not_finite(base.fragment, bad, ordered)

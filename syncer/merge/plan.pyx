@@ -181,7 +181,7 @@ cdef inline size_t aligned(size_t size) noexcept nogil:
 
 def run(Plan plan not None, *, int mode, list gradients, list weights, Buffer params not None,
         tuple state, Buffer params_out not None, tuple state_out, int outer, tuple scalars,
-        tuple heloco=None, merged=None):
+        heloco=None, merged=None):
     """Merges one fragment and takes its outer step into the output buffers. Releases the GIL.
 
     mode: 0 avg, 1 rda. gradients: f32 arrays of plan.numel elements, in learner order; weights: f64,

@@ -36,15 +36,18 @@ G0, G1, PARAMS, MOMENTUM = (floats(INPUTS[k]) for k in ("g0", "g1", "params", "m
 LR, MU = (float(floats([INPUTS[k]])[0]) for k in ("lr", "mu"))
 
 
-def merged(mode, grads, weights, *, numels=NUMELS, threads=1, momentum=None, **options):
-    """(merged gradient, gnorm): recovered from sgd with lr 1 on parameters of 0, negated."""
+def merged(mode, grads, weights, *, numels=NUMELS, threads=1, momentum=None):
+    """(merged gradient, gnorm): what nesterov leaves in the momentum when mu is 0."""
+    n = sum(numels)
     store = FragmentStore(Layout((FragmentLayout(mode, numels),)), lr=1.0, momentum=0.0,
-                          threads=threads, outer_optimizer="sgd", **options)
-    store.adopt(0, np.zeros(sum(numels), np.float32))
+                          threads=threads,
+                          delta_correction="none" if momentum is None else "heloco")
+    store.adopt(0, np.zeros(n, np.float32),
+                state={"momentum": np.zeros(n, np.float32) if momentum is None else momentum})
     prepared = store.prepare(0, 1, [(i, 1, w, g) for i, (w, g) in
                                     enumerate(zip(weights, grads, strict=True))])
-    store.publish(prepared)
-    return 0.0 - store.current(0).params, prepared.gnorm
+    # mu*b + g adds +-0 to g, which takes the sign of a -0 in the merged gradient; none is golden
+    return store.publish(prepared).momentum, prepared.gnorm
 
 
 @pytest.mark.parametrize("threads", THREADS)
@@ -102,5 +105,39 @@ def test_large(mode, threads):
     half = np.float32(0.5) * momentum
     grads = [noise(1, n) + half, noise(2, n) - half, noise(3, n)]
     weights = [float.fromhex(w) for w in large["weights_f64"]]
+    name = "avg" if mode == AVG else "rda"
     result, _ = merged(mode, grads, weights, numels=numels, threads=threads)
-    assert sha(result) == large["avg" if mode == AVG else "rda"]
+    assert sha(result) == large[name]
+    result, _ = merged(mode, grads, weights, numels=numels, threads=threads, momentum=momentum)
+    assert sha(result) == large[f"heloco_{name}"]
+    store = FragmentStore(Layout((FragmentLayout(mode, numels),)), lr=LR, momentum=MU,
+                          threads=threads, delta_correction="heloco")
+    store.adopt(0, noise(10, n), state={"momentum": momentum})
+    version = store.publish(store.prepare(0, 1, [(i, 1, weights[i], grads[i]) for i in range(3)]))
+    expected = large[f"nesterov_after_heloco_{name}"]
+    assert {"params": sha(version.params), "momentum": sha(version.momentum)} == expected
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("mode", [AVG, RDA])
+def test_heloco_before_each_mode(mode, threads):
+    result, _ = merged(mode, [G0, G1], WEIGHTS, threads=threads, momentum=MOMENTUM)
+    assert bits(result) == GOLDEN["heloco_avg" if mode == AVG else "heloco_rda"]["bits"]
+
+
+@pytest.mark.parametrize("learner", [0, 1])
+@pytest.mark.parametrize("tensor", [0, 1])
+def test_heloco_of_one_tensor(learner, tensor):
+    golden = GOLDEN[f"heloco_learner{learner}_tensor{tensor}"]
+    cut = slice(0, 4) if tensor == 0 else slice(4, 6)
+    result, _ = merged(AVG, [(G0, G1)[learner][cut]], [1.0], numels=(NUMELS[tensor],),
+                       momentum=MOMENTUM[cut])
+    assert bits(result) == golden["bits"]
+
+
+@pytest.mark.parametrize("branch", ["rotate", "shrink"])
+def test_heloco_examples(branch):
+    golden = GOLDEN[f"heloco_{branch}_example"]
+    result, _ = merged(AVG, [floats(golden["delta"])], [1.0], numels=(2,),
+                       momentum=floats(golden["momentum"]))
+    assert bits(result) == golden["bits"]

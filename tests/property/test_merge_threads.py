@@ -21,25 +21,32 @@ NUMEL = st.one_of(st.integers(1, 40), st.integers(16_380, 16_390), st.integers(3
 WEIGHT = st.one_of(st.just(0.0), st.floats(1e-6, 1e12))
 
 
+MOMENTUM = 5000  # seed
+
+
 def gradient(seed: int, kind: str, n: int) -> np.ndarray:
-    values = reference.noise(seed, n)
-    scale = {"plain": 1.0, "tiny": 1e-39, "huge": 1e37, "zero": 0.0}[kind]
-    return (values.astype(np.float64) * scale).astype(np.float32)
+    """Random values; "plain" is nearly orthogonal to the momentum, so HeLoCo rotates it."""
+    values = reference.noise(seed, n).astype(np.float64)
+    if kind in ("against", "along"):
+        values += (-0.4 if kind == "against" else 0.6) * reference.noise(MOMENTUM, n)
+    return (values * {"tiny": 1e-39, "huge": 1e37, "zero": 0.0}.get(kind, 1.0)).astype(np.float32)
 
 
-KIND = st.sampled_from(["plain", "plain", "plain", "tiny", "huge", "zero"])
+KIND = st.sampled_from(["plain", "against", "along", "plain", "tiny", "huge", "zero"])
 
 
 @settings(deadline=None, max_examples=40)
 @given(numels=st.lists(NUMEL, min_size=1, max_size=6), mode=st.sampled_from([AVG, RDA]),
-       learners=st.lists(st.tuples(WEIGHT, KIND), min_size=1, max_size=5), seed=st.integers(0, 999))
-def test_every_thread_count_gives_the_bits_of_the_oracle(numels, mode, learners, seed):
+       heloco=st.booleans(), seed=st.integers(0, 999),
+       learners=st.lists(st.tuples(WEIGHT, KIND), min_size=1, max_size=5))
+def test_every_thread_count_gives_the_bits_of_the_oracle(numels, mode, heloco, learners, seed):
     n = sum(numels)
-    params, momentum = reference.noise(seed + 1000, n), reference.noise(seed + 2000, n)
+    params, momentum = reference.noise(seed + 1000, n), reference.noise(MOMENTUM, n)
     grads = [gradient(seed + i, kind, n) for i, (_, kind) in enumerate(learners)]
     weights = [np.float64(w) for w, _ in learners]
     with np.errstate(all="ignore"):
-        merged = reference.merge_fragment(grads, weights, numels, mode)
+        merged = reference.merge_fragment(grads, weights, numels, mode, momentum,
+                                          reference.Heloco() if heloco else None)
         try:
             expected = reference.nesterov(params, momentum, merged, 0.7, 0.9)
         except FloatingPointError:
@@ -50,7 +57,7 @@ def test_every_thread_count_gives_the_bits_of_the_oracle(numels, mode, learners,
                      for i, (w, g) in enumerate(zip(weights, grads, strict=True))]
     for threads in THREADS:
         store = FragmentStore(Layout((FragmentLayout(mode, tuple(numels)),)), lr=0.7, momentum=0.9,
-                              threads=threads)
+                              threads=threads, delta_correction="heloco" if heloco else "none")
         store.adopt(0, params, state={"momentum": momentum})
         if expected is None:
             with pytest.raises(NumericsError):

@@ -10,7 +10,7 @@ import pytest
 
 from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
-from syncer.merge import FragmentStore
+from syncer.merge import FragmentStore, HelocoConstants
 
 F32 = np.float32
 
@@ -285,3 +285,81 @@ def test_adopt_checks_sizes_and_names():
     with pytest.raises(ValueError, match="keeps \\['momentum'\\]"):
         store.adopt(0, np.zeros(6, F32), state={"accumulator": np.zeros(6, F32)})
     assert store.live_buffers == 2
+
+
+# ---------------------------------------------------------------- HeLoCo
+
+
+def corrected(delta, momentum, **constants):
+    """One learner's gradient after the correction: left in the momentum by mu = 0."""
+    store = FragmentStore(Layout((FragmentLayout(AVG, (len(delta),)),)), lr=1.0, momentum=0.0,
+                          delta_correction="heloco", heloco=HelocoConstants(**constants))
+    store.adopt(0, np.zeros(len(delta), F32), state={"momentum": f32(momentum)})
+    return commit(store, push(delta)).momentum.astype(float)
+
+
+def test_rotation_keeps_the_norm_and_turns_towards_the_momentum():
+    rng = np.random.default_rng(11)
+    for _ in range(50):
+        momentum = rng.standard_normal(64)
+        noise = rng.standard_normal(64)
+        aside = noise - noise @ momentum / (momentum @ momentum) * momentum
+        delta = (aside / np.linalg.norm(aside) + 0.1 * momentum / np.linalg.norm(momentum)) * 3
+        result = corrected(delta, momentum)
+        assert np.linalg.norm(result) == pytest.approx(np.linalg.norm(delta), rel=1e-6)
+        assert result @ momentum > delta @ momentum + 0.01
+
+
+def test_shrinking_never_raises_the_opposing_part():
+    rng = np.random.default_rng(12)
+    for scale in (1e-3, 1.0, 1e3):
+        for _ in range(20):
+            momentum = rng.standard_normal(32)
+            delta = scale * (rng.standard_normal(32) - rng.uniform(0.2, 3) * momentum)
+            if delta @ momentum >= 0:
+                continue
+            result = corrected(delta, momentum)
+            before, after = (x @ momentum / np.linalg.norm(momentum) for x in (delta, result))
+            assert before * (1 + 1e-6) <= after <= 0.5 * before * (1 - 1e-6)
+            aside = delta - delta @ momentum / (momentum @ momentum) * momentum
+            rest = result - result @ momentum / (momentum @ momentum) * momentum
+            assert rest == pytest.approx(aside, abs=1e-5 * scale)
+
+
+def test_agreement_and_missing_directions_change_nothing():
+    for delta, momentum in (([1, 0.3], [1, 0]), ([1, 2], [0, 0]), ([0, 0], [1, 0]),
+                            ([1e-9, 0], [-1, 0])):
+        assert corrected(delta, momentum).tolist() == f32(delta).astype(float).tolist()
+
+
+def test_the_constants_are_used():
+    assert corrected([-1, 0], [1, 0], k_s=0.0).tolist() == [-1.0, 0.0]
+    assert corrected([-1, 0], [1, 0], k_s=1.0, beta_max=1.0, kappa=0.0)[0] == pytest.approx(0.0)
+    assert corrected([0, 1], [1, 0], k_d=0.0)[1] == 1.0
+    assert corrected([0, 1], [1, 0], kappa=0.0)[0] == pytest.approx(1.0)
+    assert corrected([0.5, 1], [1, 0], c_ok=0.9)[0] > 0.5
+    assert corrected([0.5, 1], [1, 0], c_ok=0.4)[0] == 0.5
+
+
+def test_a_push_of_any_staleness_gives_the_same_correction():
+    # the delta is relative to the learner's own anchor: its gradient does not depend on versions
+    fresh = store_of(AVG, (2,), delta_correction="heloco")
+    later = store_of(AVG, (2,), delta_correction="heloco", params=[100.0, -50.0])
+    for store in (fresh, later):
+        commit(store, push([1.0, 0.5]))
+    for store in (fresh, later):
+        commit(store, push([-0.25, 1.0]), 2)
+    moved = [store.current(0).momentum for store in (fresh, later)]
+    assert moved[0].tobytes() == moved[1].tobytes()
+
+
+def test_constants_out_of_range_are_refused():
+    for bad in ({"c_ok": 1.5}, {"k_s": -1.0}, {"kappa": float("nan")}, {"eps": 0.0},
+                {"beta_max": 2.0}, {"k_d": float("inf")}):
+        with pytest.raises(ConfigError, match=f"HeLoCo constant {next(iter(bad))} must be"):
+            store_of(delta_correction="heloco", heloco=HelocoConstants(**bad))
+    with pytest.raises(ConfigError, match="choose none or heloco"):
+        store_of(delta_correction="yes")
+    # sgd keeps no momentum: nothing to correct against
+    store = store_of(AVG, (2,), lr=1.0, outer_optimizer="sgd", delta_correction="heloco")
+    assert commit(store, push([1, 2])).params.tolist() == [-1.0, -2.0]

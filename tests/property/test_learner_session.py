@@ -1,0 +1,187 @@
+"""The session under any interleaving: acceptance against a model, and both ends of the wire.
+
+A whole script of server messages is cut into pieces of any size, spread over the streams, and the
+streams are read in any order: what the learner sees may depend only on what was sent.
+"""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.errors import RemoteProtocolError
+from syncer.learner.session import Bulk, Phase, Session
+from syncer.wire import encode
+from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
+from syncer.wire.frames import FrameReader, Reassembly
+from syncer.wire.limits import Limits
+from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull, parse_init
+
+LAYOUT = Layout((FragmentLayout(AVG, (2,)), FragmentLayout(RDA, (1, 2)), FragmentLayout(RDA, (9,))))
+COUNT = len(LAYOUT.fragments)
+
+
+def make(dtype: int = DTYPE_F32, num_streams: int = 2) -> Session:
+    return Session(LAYOUT, bytes(32), learner=0, dtype=dtype, num_streams=num_streams)
+
+
+def tensor(fragment: int, content: int, dtype: int) -> bytes:
+    size = tensor_bytes(LAYOUT.fragments[fragment].numel, dtype)
+    return random.Random(f"{fragment} {content}").randbytes(size)
+
+
+# --- acceptance --------------------------------------------------------------------------------
+
+arrivals = st.lists(st.tuples(
+    st.integers(0, COUNT - 1), st.integers(0, 4),
+    st.sampled_from([0, 0, 0, 0, 0, 0, 1]),  # another content now and then
+    st.sampled_from([Msg.BCAST_FRAGMENT, Msg.FINAL_FRAGMENT]),
+    st.integers(0, 2), st.booleans(), st.booleans()), max_size=40)
+
+
+@settings(max_examples=200)
+@given(arrivals)
+def test_acceptance_equals_the_three_rules(script):
+    """Replays, old versions and conflicts in any order, over streams, reconnects and drains."""
+    session = make()
+    generation = 1
+    connection = session.connect(generation)
+    newest: dict = {}
+    drained, expected = [], []
+    for fragment, version, content, kind, stream, reconnect, drain in script:
+        if reconnect:
+            generation += 1
+            connection = session.connect(generation)
+        if drain:
+            drained += [(b.fragment, b.version) for b in session.take_broadcasts()]
+        body = memoryview(tensor(fragment, 10 * version + content, DTYPE_F32))
+        data = (encode.encode_bcast(Bcast(fragment, version, body))
+                if kind == Msg.BCAST_FRAGMENT
+                else encode.encode_final_fragment(FinalFragment(fragment, version, body)))
+        seen = newest.get((kind, fragment))
+        if seen is not None and seen[0] == version and seen[1] != content:
+            with pytest.raises(RemoteProtocolError, match="other bytes"):
+                connection.feed(stream, data)
+            assert session.error is not None
+            break
+        accepted = connection.feed(stream, data)
+        assert bool(accepted) == (seen is None or version > seen[0])
+        if accepted:
+            newest[kind, fragment] = version, content
+            if kind == Msg.BCAST_FRAGMENT:
+                expected.append((fragment, version))
+    queued = [(b.fragment, b.version) for b in session.take_broadcasts()]
+    assert drained + queued == expected
+
+
+# --- any split, any order of streams -----------------------------------------------------------
+
+
+def cut(rng: random.Random, frame: bytes, msg_id: int) -> list[bytes]:
+    """The frame as CHUNKs cut anywhere, in any order."""
+    inside = {rng.randrange(len(frame) + 1) for _ in range(rng.randrange(4))}
+    edges = sorted(inside | {0, len(frame)})
+    pieces = [encode.frame(Msg.CHUNK, b"".join(
+        n.to_bytes(8, "little") for n in (msg_id, len(frame), start)) + frame[start:stop])
+        for start, stop in itertools.pairwise(edges)]
+    rng.shuffle(pieces)
+    return pieces
+
+
+def interleaved(rng: random.Random, streams: list[bytes]):
+    """(stream, bytes) in any order and size, each stream in its own order."""
+    at = [0] * len(streams)
+    while any(position < len(data) for position, data in zip(at, streams, strict=True)):
+        stream = rng.randrange(len(streams))
+        size = min(rng.choice([1, 3, 17, 60, 400]), len(streams[stream]) - at[stream])
+        if size:
+            yield stream, streams[stream][at[stream]:at[stream] + size]
+            at[stream] += size
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32), st.sampled_from([DTYPE_F32, DTYPE_BF16, DTYPE_Q4]),
+       st.integers(0, 4))
+def test_a_servers_script_in_any_split_and_order(seed, dtype, num_streams):
+    rng = random.Random(seed)
+    session = make(dtype, num_streams)
+    streams = [bytearray() for _ in range(1 + num_streams)]
+    pulls, msg_id = [], 0
+
+    def spread(frame: bytes) -> None:
+        nonlocal msg_id
+        if rng.random() < 0.2:
+            rng.choice(streams).extend(frame)
+            return
+        for piece in cut(rng, frame, msg_id):
+            rng.choice(streams).extend(piece)
+        msg_id += 1
+
+    top = [0] * COUNT
+    for step in range(1, rng.randrange(2, 12)):
+        fragment = rng.randrange(COUNT)
+        top[fragment] = step
+        body = memoryview(tensor(fragment, step, bulk_dtype(dtype)))
+        spread(encode.encode_bcast(Bcast(fragment, step, body)))
+        pulls.append(Pull(rng.randrange(COUNT), step, 1))
+        streams[0].extend(encode.encode_pull(pulls[-1]))
+    for fragment in range(COUNT):
+        body = memoryview(tensor(fragment, 99, DTYPE_F32))
+        spread(encode.encode_final_fragment(FinalFragment(fragment, top[fragment], body)))
+    if with_manifest := rng.random() < 0.5:
+        streams[0].extend(encode.encode_manifest(Manifest(20, tuple(top))))
+
+    connection = session.connect(rng.getrandbits(64) or 1)
+    taken = []
+    for stream, data in interleaved(rng, [bytes(s) for s in streams]):
+        connection.feed(stream, data)
+        if rng.random() < 0.1:
+            taken += session.take_broadcasts()
+    taken += session.take_broadcasts()
+
+    assert session.pulls == pulls
+    last = [0] * COUNT
+    for fragment, version, body in taken:
+        assert version > last[fragment]
+        assert bytes(body) == tensor(fragment, version, bulk_dtype(dtype))
+        last[fragment] = version
+    assert [entry[0] if entry else 0 for entry in session.accepted] == top
+    if with_manifest:
+        assert session.phase is Phase.FINALIZING
+        assert [bytes(t) for t in session.final_cut()] == [
+            tensor(f, 99, DTYPE_F32) for f in range(COUNT)]
+    else:
+        assert last == top
+        assert session.final_cut() is None
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.integers(0, 4))
+def test_what_a_learner_sends_arrives_in_any_split_and_order(seed, num_streams):
+    rng = random.Random(seed)
+    session = make(DTYPE_BF16, num_streams)
+    connection = session.connect(1)
+    streams = [bytearray() for _ in range(connection.streams)]
+    sent = []
+    for _ in range(rng.randrange(1, 9)):
+        fragment = rng.randrange(COUNT)
+        body = tensor(fragment, rng.randrange(100), DTYPE_BF16)
+        bulk: Bulk = session.init(fragment, body)
+        sent.append((fragment, body))
+        for stream, buffers in connection.stripe(bulk):
+            streams[stream].extend(b"".join(buffers))
+
+    limits = Limits.for_server(LAYOUT, DTYPE_BF16)
+    reassembly = Reassembly(limits)
+    readers = [FrameReader(limits, reassembly) for _ in streams]
+    found = []
+    for stream, data in interleaved(rng, [bytes(s) for s in streams]):
+        for msg_type, payload in readers[stream].feed(data):
+            assert msg_type == Msg.INIT_PARAMS
+            init = parse_init(payload, 0, LAYOUT, DTYPE_BF16)
+            found.append((init.fragment, bytes(init.tensor)))
+    assert sorted(found) == sorted(sent)
+    assert reassembly.bytes_open == 0

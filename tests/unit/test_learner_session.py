@@ -1,0 +1,410 @@
+"""The sans-IO session: greetings, acceptance, pulls, counters, stripes, the end, fatal errors."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.learner.session import Bulk, ConnectionFailed, Phase, Session
+from syncer.wire import encode
+from syncer.wire.constants import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
+from syncer.wire.frames import FrameReader
+from syncer.wire.limits import Limits
+from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull, parse_push
+
+FINGERPRINT = bytes(range(32))
+LAYOUT = Layout((FragmentLayout(AVG, (2,)), FragmentLayout(RDA, (1, 2))))
+NUMELS = (2, 3)
+
+
+def make(learner=0, dtype=DTYPE_F32, num_streams=2, **options) -> Session:
+    return Session(LAYOUT, FINGERPRINT, learner=learner, dtype=dtype, num_streams=num_streams,
+                   **options)
+
+
+def values(fragment: int, fill: float) -> bytes:
+    return np.full(NUMELS[fragment], fill, "<f4").tobytes()
+
+
+def bcast(fragment: int, version: int, fill: float) -> bytes:
+    return encode.encode_bcast(Bcast(fragment, version, memoryview(values(fragment, fill))))
+
+
+def final(fragment: int, version: int, fill: float) -> bytes:
+    return encode.encode_final_fragment(
+        FinalFragment(fragment, version, memoryview(values(fragment, fill))))
+
+
+def pull(fragment: int, step: int, attempt: int = 1) -> bytes:
+    return encode.encode_pull(Pull(fragment, step, attempt))
+
+
+def manifest(step: int, *versions: int) -> bytes:
+    return encode.encode_manifest(Manifest(step, versions))
+
+
+# --- greetings ---------------------------------------------------------------------------------
+
+
+def test_greetings_are_the_golden_bytes():
+    fingerprint = bytes.fromhex("3d2c1598d87e386e871e06824ffc0e4effc1c0723722c07bc1969756d0ef1fb2")
+    layout = Layout((FragmentLayout(RDA, (4,)),))
+    generation = 0x0102030405060708
+    session = Session(layout, fingerprint, learner=7, dtype=DTYPE_F32, num_streams=3)
+    hello = bytes.fromhex(
+        "dec070d1 01 6200000000000000 0400 07000000 0807060504030201 01 01000000"
+        "01 01000000 0400000000000000") + 2 * fingerprint + bytes.fromhex("0300")
+    assert session.connect(generation).openings == [hello, *(
+        bytes.fromhex("dec070d1 08 1000000000000000 0400 07000000 0807060504030201")
+        + stream.to_bytes(2, "little") for stream in range(3))]
+    keyed = Session(layout, fingerprint, learner=7, dtype=DTYPE_F32, num_streams=3, key=b"secret")
+    assert keyed.connect(generation).openings[0][13:] == hello[13:] + bytes.fromhex(
+        "9aff0a8eec6972119a4a45363011dd115f46a1ffa27b17b37f72e89fd51e3de7")
+
+
+@pytest.mark.parametrize("bad", [
+    {"learner": 2**32}, {"learner": -1}, {"dtype": 4}, {"num_streams": 257}, {"num_streams": -1},
+    {"contract": b"short"}, {"profile_hash": bytes(31)}, {"compat_group": ""},
+    {"compat_group": "x" * 65}, {"min_steps_per_sync": 0},
+])
+def test_what_no_hello_can_carry_is_refused_before_connecting(bad):
+    with pytest.raises(LocalProtocolError):
+        make(**bad)
+
+
+def test_every_connection_needs_a_generation_of_its_own():
+    session = make()
+    with pytest.raises(LocalProtocolError, match="nonzero"):
+        session.connect(0)
+    session.connect(5)
+    with pytest.raises(LocalProtocolError, match="last connection"):
+        session.connect(5)
+    session.connect(6)
+
+
+# --- broadcasts --------------------------------------------------------------------------------
+
+
+def test_broadcasts_are_monotone_and_replays_are_dropped():
+    session = make()
+    connection = session.connect(1)
+    assert len(connection.feed(1, bcast(0, 0, 1.0))) == 1
+    assert connection.feed(2, bcast(0, 0, 1.0)) == []
+    assert len(connection.feed(2, bcast(0, 7, 2.0))) == 1
+    assert connection.feed(1, bcast(0, 6, 9.0)) == []
+    assert len(connection.feed(0, bcast(1, 3, 5.0))) == 1
+    assert [(b.fragment, b.version) for b in session.take_broadcasts()] == [(0, 0), (0, 7), (1, 3)]
+    assert session.take_broadcasts() == []
+    assert session.accepted[0] == (7, hashlib.sha256(values(0, 2.0)).digest())
+    assert session.versions == (7, 3)
+
+
+def test_what_was_seen_survives_a_reconnect():
+    session = make()
+    session.connect(1).feed(1, bcast(0, 4, 1.0))
+    second = session.connect(2)
+    assert second.feed(1, bcast(0, 4, 1.0)) == []
+    assert [b.version for b in session.take_broadcasts()] == [4]
+    with pytest.raises(RemoteProtocolError, match="other bytes"):
+        second.feed(1, bcast(0, 4, 1.5))
+
+
+def test_a_version_with_other_bytes_is_fatal_for_good():
+    session = make()
+    connection = session.connect(1)
+    connection.feed(1, bcast(0, 4, 1.0))
+    with pytest.raises(RemoteProtocolError, match="BCAST_FRAGMENT fragment 0 version 4"):
+        connection.feed(2, bcast(0, 4, -1.0))
+    first = session.error
+    assert session.ended
+    assert connection.feed(0, bcast(0, 5, 1.0)) == []
+    with pytest.raises(RemoteProtocolError) as raised:
+        session.check()
+    assert raised.value is first
+
+
+# --- pulls and counters ------------------------------------------------------------------------
+
+
+def test_a_pull_that_overtakes_its_broadcast_waits_for_a_step_on_it():
+    session = make()
+    connection = session.connect(1)
+    session.advance(10)
+    connection.feed(0, pull(0, 1))
+    assert session.due_pulls() == []  # no anchor
+    connection.feed(1, bcast(0, 3, 1.0))
+    session.take_broadcasts()
+    assert session.due_pulls() == []  # no step on it
+    session.advance(7)
+    assert session.due_pulls() == [Pull(0, 1, 1)]
+    session.advance(5)
+    push = session.answer(Pull(0, 1, 1))
+    assert push[:8] == (0, 0, 1, 1, 3, 3, 2, 12)
+    assert session.due_pulls() == []
+    assert session.answer(Pull(0, 1, 1)) is None
+
+
+def test_the_gate_counts_steps_since_the_last_broadcast():
+    session = make(min_steps_per_sync=3)
+    connection = session.connect(1)
+    connection.feed(1, bcast(0, 0, 1.0))
+    session.take_broadcasts()
+    connection.feed(0, pull(0, 1))
+    for due in (False, False, True):
+        session.advance(1)
+        assert bool(session.due_pulls()) is due
+    connection.feed(1, bcast(0, 1, 2.0))
+    assert session.due_pulls()  # not applied yet
+    session.take_broadcasts()
+    assert session.due_pulls() == []
+    with pytest.raises(LocalProtocolError, match="cannot be answered yet"):
+        session.answer(Pull(0, 1, 1))
+
+
+def test_one_fragment_waiting_does_not_hold_up_another():
+    session = make()
+    connection = session.connect(1)
+    connection.feed(1, bcast(1, 0, 1.0))
+    session.take_broadcasts()
+    connection.feed(0, pull(0, 1) + pull(1, 2) + pull(1, 2) + pull(1, 2, attempt=2))
+    session.advance(1)
+    assert session.due_pulls() == [Pull(1, 2, 1), Pull(1, 2, 2)]
+
+
+def test_pulls_end_with_their_connection():
+    session = make()
+    first = session.connect(1)
+    first.feed(0, pull(0, 1))
+    session.lost(first)
+    assert session.pulls == []
+    assert first.feed(0, pull(0, 2)) == []  # still read, but nobody to answer to
+    second = session.connect(2)
+    second.feed(0, pull(0, 3))
+    session.lost(first)
+    assert session.pulls == [Pull(0, 3, 1)]
+
+
+def test_a_step_cannot_use_negative_tokens():
+    with pytest.raises(LocalProtocolError):
+        make().advance(-1)
+
+
+# --- outgoing messages -------------------------------------------------------------------------
+
+
+def received_by_server(session: Session, frames, streams: int):
+    limits = Limits.for_server(session.layout, session.dtype)
+    reassembly = None
+    found, readers = [], {}
+    for stream, buffers in frames:
+        reader = readers.setdefault(stream, FrameReader(limits, reassembly))
+        reassembly = reader.reassembly
+        found += reader.feed(b"".join(buffers))
+    assert set(readers) <= set(range(streams))
+    return found
+
+
+def test_a_large_push_is_striped_over_the_data_sockets_in_turn():
+    numel = 3 * CHUNK_SIZE // 4 + 100
+    layout = Layout((FragmentLayout(RDA, (numel,)),))
+    session = Session(layout, FINGERPRINT, learner=3, dtype=DTYPE_F32, num_streams=3)
+    connection = session.connect(1)
+    connection.feed(1, encode.encode_bcast(Bcast(0, 2, memoryview(bytes(4 * numel)))))
+    session.take_broadcasts()
+    session.advance(100)
+    turns = []
+    for step in (1, 2):
+        connection.feed(0, encode.encode_pull(Pull(0, step, 1)))
+        delta = np.arange(numel, dtype="<f4")
+        push = session.push(session.answer(Pull(0, step, 1)), delta)
+        frames = list(connection.stripe(push))
+        assert all(np.shares_memory(np.asarray(buffers[1]), delta) for _, buffers in frames)
+        turns += [stream for stream, _ in frames]
+        [(msg_type, payload)] = received_by_server(session, frames, 4)
+        found = parse_push(payload, 3, layout, DTYPE_F32)
+        assert (msg_type, found.step, found.base, found.c_tokens) == (4, step, 2, 100)
+        assert bytes(found.delta) == delta.tobytes()
+    assert turns == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_message_numbers_run_on_over_connections_and_control_carries_all_without_data_sockets():
+    session = make(num_streams=0)
+    numbers = []
+    for generation in (1, 2):
+        connection = session.connect(generation)
+        for fragment in (0, 1):
+            init = session.init(fragment, bytes(4 * NUMELS[fragment]))
+            [(stream, buffers)] = connection.stripe(init)
+            assert stream == 0
+            numbers.append(int.from_bytes(buffers[0][13:21], "little"))
+    assert numbers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("dtype", "init_bytes", "push_bytes"), [
+    (DTYPE_F32, 12, 12), (DTYPE_BF16, 6, 6), (DTYPE_Q4, 6, 132)])
+def test_bodies_must_have_the_exact_length(dtype, init_bytes, push_bytes):
+    session = make(dtype=dtype)
+    assert isinstance(session.init(1, bytes(init_bytes)), Bulk)
+    assert (session.init_bytes(1), session.push_bytes(1)) == (init_bytes, push_bytes)
+    with pytest.raises(LocalProtocolError, match=f"expected {init_bytes}"):
+        session.init(1, bytes(init_bytes + 1))
+    session.connect(1).feed(1, encode.encode_bcast(Bcast(1, 0, memoryview(bytes(init_bytes)))))
+    session.take_broadcasts()
+    session.advance(1)
+    session.pulls.append(Pull(1, 1, 1))
+    push = session.answer(Pull(1, 1, 1))
+    assert isinstance(session.push(push, bytes(push_bytes)), Bulk)
+    with pytest.raises(LocalProtocolError, match=f"expected {push_bytes}"):
+        session.push(push, b"")
+    with pytest.raises(LocalProtocolError, match="the layout has 2"):
+        session.init(2, b"")
+
+
+def test_only_learner_0_sends_init():
+    with pytest.raises(LocalProtocolError, match="only learner 0"):
+        make(learner=1).init(0, bytes(8))
+
+
+def test_heartbeat_carries_the_steps():
+    session = make(learner=7)
+    for _ in range(11):
+        session.advance(1)
+    assert session.heartbeat() == bytes.fromhex("dec070d1060c00000000000000 07000000"
+                                                "0b00000000000000")
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [
+    lambda a, b, m: a + b + m, lambda a, b, m: m + a + b, lambda a, b, m: a + m + b])
+def test_the_cut_is_complete_with_exactly_the_manifests_versions(order):
+    session = make()
+    connection = session.connect(1)
+    stale = final(0, 2, 5.0)
+    connection.feed(0, bcast(0, 4, 9.0) + bcast(1, 3, 9.0) + stale)
+    assert session.final_cut() is None
+    connection.feed(0, order(final(0, 4, 1.0), final(1, 3, 2.0), manifest(4, 4, 3)))
+    assert [bytes(t) for t in session.final_cut()] == [values(0, 1.0), values(1, 2.0)]
+    assert session.missing_final_fragments() == []
+    assert session.phase is Phase.FINALIZING
+
+
+def test_broadcasts_do_not_complete_a_cut_and_are_not_handed_out_any_more():
+    session = make()
+    connection = session.connect(1)
+    connection.feed(0, final(0, 3, 1.0) + bcast(1, 4, 2.0) + bcast(0, 4, 2.0) + pull(0, 5)
+                    + manifest(4, 4, 4))
+    session.advance(1)
+    assert session.final_cut() is None
+    assert session.missing_final_fragments() == [0, 1]
+    assert session.take_broadcasts() == []
+    assert session.due_pulls() == []
+    with pytest.raises(LocalProtocolError, match="before the whole final cut"):
+        session.acknowledge()
+
+
+def test_final_fragments_follow_the_three_rules_in_a_cache_of_their_own():
+    session = make()
+    connection = session.connect(1)
+    connection.feed(0, bcast(0, 4, 9.0))
+    assert len(connection.feed(1, final(0, 4, 1.0))) == 1  # no conflict with the broadcast
+    assert connection.feed(2, final(0, 4, 1.0)) == []
+    assert connection.feed(2, final(0, 3, 7.0)) == []
+    with pytest.raises(RemoteProtocolError, match="FINAL_FRAGMENT fragment 0 version 4"):
+        connection.feed(2, final(0, 4, 1.5))
+
+
+def test_ack_then_shutdown_ends_without_an_error():
+    session = make()
+    connection = session.connect(1)
+    connection.feed(0, final(0, 16, 1.0) + final(1, 17, 2.0) + manifest(17, 16, 17))
+    ack = bytes.fromhex("dec070d10c0a00000000000000 0100 1100000000000000")
+    assert session.acknowledge() == ack
+    assert session.acknowledge() == ack
+    assert session.phase is Phase.ACKNOWLEDGING
+    assert connection.feed(0, manifest(17, 16, 17)) == []  # the cut comes again
+    connection.feed(0, encode.encode_shutdown())
+    assert session.phase is Phase.SHUT_DOWN
+    assert session.ended
+    session.fail(ConnectionFailed("late"))
+    session.check()
+    assert connection.feed(0, bcast(0, 99, 1.0)) == []
+
+
+def test_manifest_and_cut_survive_a_reconnect_and_a_changed_manifest_is_fatal():
+    session = make()
+    session.connect(1).feed(0, final(0, 4, 1.0) + manifest(4, 4, 3))
+    second = session.connect(2)
+    second.feed(0, final(1, 3, 2.0) + manifest(4, 4, 3))
+    assert session.final_cut() is not None
+    with pytest.raises(RemoteProtocolError, match="FINAL_MANIFEST changed"):
+        second.feed(0, manifest(5, 4, 5))
+
+
+@pytest.mark.parametrize("before", [b"", final(0, 4, 1.0) + final(1, 3, 2.0) + manifest(4, 4, 3)])
+def test_shutdown_before_the_ack_was_started_is_fatal(before):
+    session = make()
+    connection = session.connect(1)
+    connection.feed(0, before)
+    with pytest.raises(RemoteProtocolError, match="SHUTDOWN while"):
+        connection.feed(0, encode.encode_shutdown())
+    assert session.error is not None
+
+
+# --- fatal errors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "metric"), [
+    ("session mismatch: expected ...", "layout_hash_mismatch"),
+    ("session mismatch", "layout_hash_mismatch"),
+    ("HELLO syncer semantic profile differs", "syncer_profile_mismatch"),
+    ("HELLO is missing the required syncer semantic profile: x", "syncer_profile_mismatch"),
+    ("HELLO authentication failed: wrong key", "island_auth_failed"),
+    ("PUSH_FRAGMENT names unknown fragment 9", None),
+    ("a session mismatch in the middle", None),
+    ("", None),
+])
+def test_error_texts_map_to_their_meaning(text, metric):
+    session = make()
+    with pytest.raises(ConnectionFailed) as raised:
+        session.connect(1).feed(0, encode.encode_error(text))
+    assert raised.value.metric == metric
+    assert str(raised.value) == f"{metric or 'syncer connection failed'}: {text}"
+    assert session.error is raised.value
+
+
+def chunk(msg_id: int, total: int, offset: int, piece: bytes) -> bytes:
+    head = b"".join(n.to_bytes(8, "little") for n in (msg_id, total, offset))
+    return encode.frame(Msg.CHUNK, head + piece)
+
+
+@pytest.mark.parametrize(("data", "text"), [
+    (b"\0" * 13, "bad magic"),
+    (encode.frame_header(Msg.SHUTDOWN, 1), "exceeds limit"),
+    (encode.frame_header(Msg.ERROR, 65_537), "exceeds limit"),
+    (encode.frame_header(Msg.PULL_REQ, 17), "exceeds limit"),
+    (encode.frame_header(Msg.BCAST_FRAGMENT, 12 + 12 + 1), "exceeds limit"),
+    (encode.frame_header(Msg.HELLO, 0), "unexpected message type"),
+    (encode.frame_header(Msg.PUSH_FRAGMENT, 0), "unexpected message type"),
+    (encode.frame(Msg.PULL_REQ, bytes(15)), "expected 16"),
+    (pull(2, 1), "unknown fragment 2"),
+    (encode.frame(Msg.BCAST_FRAGMENT, bytes(11)), "truncated"),
+    (encode.frame(Msg.BCAST_FRAGMENT, bytes(12 + 4)), "expected 8"),
+    (encode.encode_bcast(Bcast(2, 0, memoryview(b""))), "unknown fragment 2"),
+    (encode.frame(Msg.FINAL_FRAGMENT, bytes(12 + 4)), "expected 8"),
+    (encode.frame(Msg.FINAL_MANIFEST, bytes(14)), "revision 0"),
+    (manifest(4, 1), "has 1 fragments"),
+    (b"".join(chunk(i, 33, 0, b"x") for i in range(65)), "64 chunked messages are open"),
+    (chunk(0, 13 + 12 + 12 + 1, 0, b"x"), "exceeds limit"),
+    (chunk(0, 12, 0, b"x"), "shorter than a frame header"),
+    (chunk(0, 33, 0, b"xx") + chunk(0, 33, 1, b"x"), "overlap"),
+])
+def test_what_a_server_may_not_send_is_fatal(data, text):
+    session = make()
+    connection = session.connect(1)
+    with pytest.raises(RemoteProtocolError, match=text) as raised:
+        connection.feed(0, data)
+    assert session.error is raised.value
