@@ -1,0 +1,68 @@
+# C surface of connections. Everything belongs to the loop's thread.
+from .loop cimport Handler, Loop, Timer
+from .outbox cimport Bulk, Outbox
+
+
+cdef class Owner:
+    # What a channel reports to. A call may close the channel; callers look at `closed` afterwards.
+    cpdef object on_bytes(self, Channel channel, Py_ssize_t count)
+    cpdef object on_frame(self, Channel channel, int kind, object payload)
+    cpdef object on_broken(self, Channel channel, str text)
+    cpdef object on_lost(self, Channel channel, str reason)
+    cpdef object on_sent(self, Channel channel, Bulk bulk)
+    cpdef object on_writable(self, Channel channel)
+
+
+cdef class Channel(Handler):
+    cdef readonly object sock, peer
+    cdef readonly Loop loop
+    cdef readonly bint closed, paused
+    cdef readonly unsigned long long received
+    cdef public Owner owner
+    cdef public object reader
+    cdef list out               # buffers of whole frames; the first may be partly sent
+    cdef Bulk bulk              # the message whose piece is in `out`
+    cdef bint mid_frame         # some bytes of `out[0]`'s frame are with the kernel
+    cdef bint blocked, again
+    cdef int mask
+    cdef long long progress_ns, write_timeout_ns
+    cdef Timer stall
+
+    cpdef object send(self, list buffers, Bulk bulk=*)
+    cpdef object pause(self)
+    cpdef object resume(self)
+    cpdef object close(self)
+    cdef object _read(self)
+    cdef object _take(self)
+    cdef object _flush(self)
+    cdef object _advance(self, Py_ssize_t sent)
+    cdef object _block(self)
+    cdef object _interest(self)
+    cdef bint idle(self)
+
+
+cdef class Group(Owner):
+    cdef readonly Loop loop
+    cdef readonly object hello, delegate, limits, reassembly
+    cdef readonly object learner, generation
+    cdef readonly Channel control
+    cdef readonly dict data     # stream index -> Channel
+    cdef readonly Outbox outbox
+    cdef readonly bint ended
+    cdef public object work     # state of the delegate
+    cdef list streams
+    cdef object __weakref__
+    cdef Py_ssize_t turn
+    cdef bint pumping
+
+    cpdef object pump(self)
+    cpdef object end(self, str reason, str refusal=*)
+    cdef Channel _idle_stream(self)
+    cdef object _report(self)
+
+
+cdef class Farewell(Owner):
+    cdef list channels
+    cdef Channel main
+    cdef Timer timer
+    cdef object done

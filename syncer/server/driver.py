@@ -1,0 +1,329 @@
+"""Carries out what the scheduler decides, and tells it what happened. Must decide nothing itself.
+
+Everything here runs on the loop's thread; long work goes to the workers and comes back as an event.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from ..config import Config
+from ..core import actions, events, invariants
+from ..core.scheduler import Scheduler
+from ..errors import ConfigError, NumericsError
+from ..merge import FragmentStore
+from ..wire.constants import Msg
+from ..wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
+from ..wire.hello import Hello
+from ..wire.messages import Manifest, Pull
+from .admission import Admission
+from .buffers import BufferPool
+from .conn import Channel, Group
+from .final_state import write_final_state
+from .image import Image
+from .ingest import Decoded, Ingest, Intake
+from .log import Log
+from .loop import Loop
+from .tape import Tape, TapeError
+from .workers import Job, Workers
+
+
+class Ending(NamedTuple):
+    """How the run ends: exit status, and the sentence that says why."""
+
+    status: int
+    text: str
+
+
+class Driver:
+    """One run: the scheduler, the session, the groups and the fragments.
+
+    `ending` is set once the scheduler has said `Exit`; from then on events are ignored.
+    """
+
+    def __init__(self, config: Config, loop: Loop, workers: Workers, log: Log, tape: Tape | None):
+        self.config, self.loop, self.workers, self.log, self.tape = config, loop, workers, log, tape
+        self.scheduler = Scheduler(config)
+        self.check = os.environ.get("SYNCER_CHECK", "") not in ("", "0")
+        self.admission: Admission | None = None
+        self.ingest: Ingest | None = None
+        self.pool: BufferPool | None = None
+        self.session: Hello | None = None
+        self.store: FragmentStore | None = None
+        self.groups: dict[tuple[int, int], Group] = {}
+        self.arrivals: dict[int, tuple[Channel, Hello]] = {}
+        self.arrival = 0
+        self.prepared: dict[int, Any] = {}
+        self.images: WeakValueDictionary[tuple[int, int, int], Image] = WeakValueDictionary()
+        self.digests: dict[int, str] = {}
+        self.publish_ns: int | None = None
+        self.commits = 0
+        self.finishing = False
+        self.ending: Ending | None = None
+        self.waiting: deque[Any] = deque()
+        self.stepping = False
+        self.carry_out: dict[type, Callable[[Any], None]] = {
+            actions.Admit: self._admit, actions.Refuse: self._refuse, actions.Close: self._close,
+            actions.Release: self._release, actions.AdoptInit: self._adopt_init,
+            actions.CatchUp: self._catch_up, actions.Pull: self._pull,
+            actions.StartMerge: self._start_merge, actions.Publish: self._publish,
+            actions.Broadcast: self._broadcast, actions.Save: self._save,
+            actions.SendFinal: self._send_final, actions.SendShutdown: self._send_shutdown,
+            actions.Log: self._log, actions.Record: self._record, actions.Exit: self._exit,
+        }
+
+    # --------------------------------------------------------------------------------- events
+    def handle(self, event: Any) -> None:
+        """Give the scheduler an event and carry out the answer; what that causes comes after it."""
+        self.waiting.append(event)
+        if self.stepping:
+            return
+        self.stepping = True
+        try:
+            while self.waiting:
+                self._step(self.waiting.popleft())
+        finally:
+            self.stepping = False
+
+    def _step(self, event: Any) -> None:
+        if self.ending is not None:
+            return
+        for action in self.scheduler.step(self.loop.now_ns(), event):
+            self.carry_out[type(action)](action)
+        if self.check:
+            invariants.check(self.scheduler)
+
+    def tick_if_due(self) -> None:
+        """Tell the scheduler that its deadline has passed."""
+        deadline_ns = self.scheduler.deadline_ns()
+        if deadline_ns is not None and self.loop.now_ns() >= deadline_ns:
+            self.handle(events.Tick())
+
+    def fatal(self, error: BaseException) -> None:
+        """A worker failed in a way that no peer can cause."""
+        raise error
+
+    # --------------------------------------------------------------------- who comes and goes
+    def hello(self, channel: Channel, hello: Hello) -> None:
+        """A HELLO that passed every check at the connection; the first one fixes the session."""
+        if self.session is None:
+            try:
+                self._open_session(hello)
+            except ConfigError as error:  # a layout that this server cannot merge
+                self.admission.refuse(channel, f"invalid HELLO: {error}")
+                return
+        self.arrival += 1
+        self.arrivals[self.arrival] = channel, hello
+        channel.pause()
+        self.handle(events.Hello(self.arrival, hello.learner, hello.generation,
+                                 len(hello.layout.fragments), hello.fingerprint))
+
+    def _open_session(self, hello: Hello) -> None:
+        config = self.config
+        self.store = FragmentStore(hello.layout, lr=config.outer_lr,
+                                   momentum=config.outer_momentum, threads=config.merge_threads)
+        self.session = hello
+        depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
+        self.pool = BufferPool(4 * hello.layout.largest * (config.learners * depth + 1))
+        self.ingest = Ingest(self.workers, self.pool, self, config.merge_threads)
+
+    def _admit(self, action: actions.Admit) -> None:
+        channel, hello = self.arrivals.pop(action.connection)
+        group = Group(channel, hello, self)
+        group.work = Intake()
+        self.groups[action.learner, action.generation] = group
+        self.admission.open_reader(channel, group)
+        channel.resume()
+        self.admission.group_ready(group)
+
+    def _refuse(self, action: actions.Refuse) -> None:
+        channel, _ = self.arrivals.pop(action.connection)
+        self.admission.refuse(channel, action.text)
+
+    def _close(self, action: actions.Close) -> None:
+        group = self.find_group(action.learner, action.generation)
+        if group is not None:
+            group.end(action.text, action.text)
+
+    def find_group(self, learner: int, generation: int) -> Group | None:
+        group = self.groups.get((learner, generation))
+        return None if group is None or group.ended else group
+
+    # ------------------------------------------------------------------ what the groups report
+    def frame(self, group: Group, kind: int, payload: Any) -> None:
+        if self.ending is None:
+            self.ingest.frame(group, kind, payload)
+
+    def caught_up(self, group: Group, delivered: tuple[int, ...]) -> None:
+        self.handle(events.CaughtUp(group.learner, group.generation, delivered))
+
+    def ended(self, group: Group, reason: str, refusal: str | None) -> None:
+        if refusal is not None:
+            self.admission.say_farewell(group.channels, group.control, [encode_error(refusal)])
+        self.ingest.ended(group, reason, refusal)
+
+    def left(self, group: Group, reason: str, refusal: str | None) -> None:
+        del self.groups[group.learner, group.generation]
+        write = self.log.info if refusal is None else self.log.warning
+        write("connection ended", learner=group.learner, generation=group.generation,
+              peer=group.control.peer, reason=reason)
+        self.handle(events.Disconnected(group.learner, group.generation))
+
+    def budget_done(self, group: Group, steps: int) -> None:
+        """Without a budget the message ends the run, but not once the final cut is out."""
+        if not self.finishing:
+            self._exit(actions.Exit(1, f"learner {group.learner} sent BUDGET_DONE after {steps} "
+                                    "steps, but this run has no learner budget"))
+
+    # -------------------------------------------------------------------------- what goes out
+    def _image(self, kind: Msg, fragment: int) -> Image:
+        """The current version on the wire: one image for everybody who needs it at the time."""
+        version = self.store.current(fragment)
+        key = int(kind), fragment, version.version
+        image = self.images.get(key)
+        if image is None:
+            image = self.images[key] = Image(kind, version, self.session.dtype)
+        return image
+
+    def _group(self, member: actions.Member, what: str) -> Group | None:
+        group = self.find_group(*member)
+        if group is None:
+            self.log.warning(f"{what} to a closed connection", learner=member[0],
+                             generation=member[1])
+        return group
+
+    def _catch_up(self, action: actions.CatchUp) -> None:
+        group = self._group((action.learner, action.generation), "catch-up")
+        if group is not None:
+            group.outbox.catch_up([self._image(Msg.BCAST_FRAGMENT, fragment)
+                                   for fragment in range(len(self.session.layout.fragments))])
+            group.pump()
+
+    def _pull(self, action: actions.Pull) -> None:
+        frame = encode_pull(Pull(action.fragment, action.step, action.attempt))
+        for member in action.members:
+            group = self._group(member, "pull")
+            if group is not None:
+                group.outbox.pull(action.fragment, frame)
+                group.pump()
+
+    def _broadcast(self, action: actions.Broadcast) -> None:
+        image = self._image(Msg.BCAST_FRAGMENT, action.fragment)
+        for member in action.members:
+            group = self._group(member, "broadcast")
+            if group is not None:
+                group.outbox.broadcast(image)
+                group.pump()
+        if self.publish_ns is not None:
+            elapsed_ns = self.loop.now_ns() - self.publish_ns
+            self.publish_ns = None
+            self.handle(events.Synced(action.version, elapsed_ns))
+
+    def _send_final(self, action: actions.SendFinal) -> None:
+        self.finishing = True
+        group = self._group((action.learner, action.generation), "final cut")
+        if group is None:
+            return
+        images = [self._image(Msg.FINAL_FRAGMENT, fragment)
+                  for fragment in range(len(self.session.layout.fragments))]
+        versions = tuple(image.version for image in images)
+        group.outbox.final_cut(images, encode_manifest(Manifest(action.step, versions)))
+        group.pump()
+
+    def _send_shutdown(self, action: actions.SendShutdown) -> None:
+        for member in action.members:
+            group = self._group(member, "shutdown")
+            if group is not None:
+                group.outbox.frame(encode_shutdown())
+                group.pump()
+
+    # ------------------------------------------------------------------------------ fragments
+    def _release(self, action: actions.Release) -> None:
+        action.payload.release()
+
+    def _adopt_init(self, action: actions.AdoptInit) -> None:
+        decoded: Decoded = action.payload
+        self.digests[action.fragment] = decoded.digest.hex()
+        self.store.adopt(action.fragment, decoded.array)
+        self.log.debug("fragment initialized", fragment=action.fragment,
+                       elements=decoded.array.size, sha256=self.digests[action.fragment])
+
+    def _start_merge(self, action: actions.StartMerge) -> None:
+        store, loop = self.store, self.loop
+        contributions = [(c.learner, c.generation, c.weight, c.payload.array)
+                         for c in action.contributions]
+
+        def run() -> tuple[Any, int, str | None]:
+            begun_ns = loop.now_ns()
+            try:
+                prepared = store.prepare(action.fragment, action.step, contributions)
+            except NumericsError as error:
+                return None, loop.now_ns() - begun_ns, str(error)
+            return prepared, loop.now_ns() - begun_ns, None
+
+        self.workers.submit(Job(run, lambda result, error: self._merged(action, result, error)))
+
+    def _merged(self, action: actions.StartMerge, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self.fatal(error)
+        prepared, compute_ns, problem = result
+        if prepared is not None:
+            self.prepared[action.step] = prepared
+        gnorm = 0.0 if prepared is None else prepared.gnorm
+        self.handle(events.MergeDone(action.step, compute_ns, gnorm, problem))
+
+    def _publish(self, action: actions.Publish) -> None:
+        self.publish_ns = self.loop.now_ns()
+        self.store.publish(self.prepared.pop(action.step))
+        self.commits += 1
+
+    def _save(self, action: actions.Save) -> None:
+        versions = [self.store.current(fragment)
+                    for fragment in range(len(self.session.layout.fragments))]
+        path = self.config.final_state
+
+        def run() -> str | None:
+            try:
+                write_final_state(path, [version.params for version in versions])
+            except OSError as error:
+                return f"{path}: {error.strerror}"
+            return None
+
+        def done(problem: str | None, error: BaseException | None) -> None:
+            if error is not None:
+                self.fatal(error)
+            if problem is None:
+                self.log.info("final state written", path=path, step=action.step)
+            self.handle(events.Saved(action.kind, action.step, problem))
+
+        self.workers.submit(Job(run, done))
+
+    # -------------------------------------------------------------------------- what is told
+    def _log(self, action: actions.Log) -> None:
+        self.log.write(action.level, action.text, action.fields)
+
+    def _record(self, action: actions.Record) -> None:
+        if self.tape is None:
+            return
+        fields = action.fields
+        if fields.get("event") == "init":
+            fields = fields | {"sha256": [self.digests.get(f) for f in sorted(self.digests)]}
+        try:
+            self.tape.write(fields)
+        except TapeError as error:
+            # A lost record is no reason to lose a run, but it must be seen.
+            self.log.error("event tape record lost", error=str(error))
+
+    def _exit(self, action: actions.Exit) -> None:
+        if self.ending is None:
+            self.ending = Ending(action.status, action.text)
+
+    def close(self) -> None:
+        """Let go of computed results that will never be published."""
+        for prepared in self.prepared.values():
+            self.store.discard(prepared)
+        self.prepared.clear()

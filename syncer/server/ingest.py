@@ -1,0 +1,181 @@
+"""Frames of admitted learners: checked, decoded on the workers, and handed on as events in order.
+
+It must not know rounds. Bytes are judged here only as bytes: lengths, ids, and whether every value
+is finite.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import kernels
+from ..core import events
+from ..errors import RemoteProtocolError
+from ..wire import messages
+from ..wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
+from .buffers import BufferPool
+from .conn import Group
+from .workers import Job, Workers
+
+DECODING_MAX = 4
+"""Payloads of one connection that are being decoded; at the limit its sockets are not read."""
+DECODERS = {
+    DTYPE_F32: kernels.decode_f32, DTYPE_BF16: kernels.decode_bf16, DTYPE_Q4: kernels.decode_q4,
+}
+
+
+class Decoded:
+    """Payload of an INIT or PUSH: f32 values of one fragment; `pool` is None if not borrowed."""
+
+    __slots__ = ("array", "digest", "pool")
+
+    def __init__(self, pool: BufferPool | None, array: np.ndarray):
+        self.pool = pool
+        self.array = array
+        self.digest: bytes | None = None
+        """SHA-256 of the wire bytes, of an INIT only."""
+
+    def release(self) -> None:
+        if self.pool is not None:
+            self.pool.give_back(self.array)
+
+
+class Pending:
+    """A payload on its way through the workers; `event` makes its event once it is decoded."""
+
+    __slots__ = ("decoded", "event", "finished", "name", "refusal", "tensor")
+
+    def __init__(self, name: str, tensor: memoryview, decoded: Decoded,
+                 event: Callable[[Decoded], Any]):
+        self.name, self.tensor, self.decoded, self.event = name, tensor, decoded, event
+        self.finished = False
+        self.refusal: str | None = None
+
+
+class Intake:
+    """What `Ingest` keeps per group."""
+
+    __slots__ = ("broken", "over", "pending")
+
+    def __init__(self):
+        self.pending: deque[Pending] = deque()
+        self.broken = False
+        """A payload was refused: those behind it are dropped."""
+        self.over: tuple[str, str | None] | None = None
+        """Reason and refusal of the group's end, to be reported behind its last payload."""
+
+
+class Ingest:
+    """Turns frames into events; `host` takes them.
+
+    `host.handle(event)`, `host.left(group, reason, refusal)` once everything of a group was handed
+    on, `host.budget_done(group, steps)`, and `host.fatal(error)` for a defect of this program.
+    """
+
+    def __init__(self, workers: Workers, pool: BufferPool, host: Any, threads: int):
+        self.workers, self.pool, self.host, self.threads = workers, pool, host, threads
+
+    def frame(self, group: Group, kind: int, payload: Any) -> None:
+        """One frame of a group. Raises RemoteProtocolError with the text of the ERROR."""
+        hello = group.hello
+        who = hello.learner, hello.generation
+        if kind == Msg.PUSH_FRAGMENT:
+            self._push(group, messages.parse_push(payload, hello.learner, hello.layout,
+                                                  hello.dtype))
+        elif kind == Msg.INIT_PARAMS:
+            self._init(group, messages.parse_init(payload, hello.learner, hello.layout,
+                                                  hello.dtype))
+        elif kind == Msg.HEARTBEAT:
+            heartbeat = messages.parse_heartbeat(payload, hello.learner)
+            self.host.handle(events.Heartbeat(*who, heartbeat.local_step))
+        elif kind == Msg.FINAL_ACK:
+            self.host.handle(events.FinalAck(*who, messages.parse_final_ack(payload).step))
+        elif kind == Msg.BUDGET_DONE:
+            self.host.budget_done(group, messages.parse_budget_done(payload).steps)
+        else:
+            raise RemoteProtocolError(f"unexpected message type {kind}")
+
+    def ended(self, group: Group, reason: str, refusal: str | None) -> None:
+        """The sockets are gone; what they brought in full still counts, and is handed on first."""
+        group.work.over = reason, refusal
+        self._hand_on(group)
+
+    def _init(self, group: Group, init: messages.Init) -> None:
+        who = group.learner, group.generation
+        decode = DECODERS[bulk_dtype(group.hello.dtype)]
+        tensor, threads = init.tensor, self.threads
+        # Not borrowed: the first value of a fragment becomes its version 0 and stays.
+        numel = group.hello.layout.fragments[init.fragment].numel
+        decoded = Decoded(None, np.empty(numel, np.float32))
+
+        def run() -> int:
+            if decoded.digest is None:
+                decoded.digest = kernels.sha256(tensor)
+            return decode(tensor, decoded.array, False, threads)
+
+        pending = Pending(f"INIT_PARAMS fragment {init.fragment}", tensor, decoded,
+                          lambda payload: events.Init(*who, init.fragment, payload))
+        self._submit(group, pending, run, hash_pair)
+
+    def _push(self, group: Group, push: messages.Push) -> None:
+        generation, decode = group.generation, DECODERS[group.hello.dtype]
+        tensor = push.delta
+        numel = group.hello.layout.fragments[push.fragment].numel
+        decoded = Decoded(self.pool, self.pool.take(numel))
+        head = push[1:-1]
+
+        def run() -> int:
+            return decode(tensor, decoded.array, True, 1)
+
+        pending = Pending(f"PUSH_FRAGMENT fragment {push.fragment}", tensor, decoded,
+                          lambda payload: events.Push(push.learner, generation, *head, payload))
+        self._submit(group, pending, run, None)
+
+    def _submit(self, group: Group, pending: Pending, run: Callable[[], int], pair: Any) -> None:
+        intake: Intake = group.work
+        intake.pending.append(pending)
+        if len(intake.pending) >= DECODING_MAX:
+            group.pause()
+        self.workers.submit(Job(run, lambda *done: self._done(group, pending, *done), pair,
+                                pending))
+
+    def _done(self, group: Group, pending: Pending, bad: int | None,
+              error: BaseException | None) -> None:
+        if error is not None:
+            self.host.fatal(error)
+            return
+        pending.finished = True
+        pending.tensor = None
+        if bad >= 0:
+            pending.refusal = (f"{pending.name} decodes to a value that is not finite (or has a "
+                               f"negative q4 scale) at element {bad}")
+        self._hand_on(group)
+
+    def _hand_on(self, group: Group) -> None:
+        """Events of the payloads that are decoded, in the order in which they arrived."""
+        intake: Intake = group.work
+        waiting = intake.pending
+        while waiting and waiting[0].finished:
+            pending = waiting.popleft()
+            if intake.broken or pending.refusal is not None:
+                pending.decoded.release()
+                intake.broken = True
+                group.end(pending.refusal or "", pending.refusal)
+            else:
+                self.host.handle(pending.event(pending.decoded))
+        if intake.over is not None:
+            if not waiting:
+                (reason, refusal), intake.over = intake.over, None
+                self.host.left(group, reason, refusal)
+        elif not group.ended and group.control.paused and len(waiting) < DECODING_MAX:
+            group.resume()
+
+
+def hash_pair(first: Pending, second: Pending) -> None:
+    """Digests of two INIT payloads in one go: two interleaved streams cost less than one by one."""
+    digests = kernels.sha256_pair(first.tensor, second.tensor)
+    first.decoded.digest, second.decoded.digest = digests

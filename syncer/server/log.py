@@ -1,0 +1,96 @@
+"""The log: one line per happening, as text or JSON, on one descriptor.
+
+It must not colour lines when nobody looks at them, never writes two lines for one happening
+whatever a peer put into a value, and never ends the process because the log cannot be written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
+SHORT = {"DEBUG": "DEBUG", "INFO": "INFO ", "WARNING": "WARN ", "ERROR": "ERROR"}
+COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
+PLAIN = "\x1b[0m"
+
+
+class Log:
+    """Writes lines of at least `level` ("debug" … "error") in `form` ("text" or "json").
+
+    Usable from every thread. A line is one `write` call. `descriptor` defaults to standard error.
+    """
+
+    def __init__(self, level: str = "info", form: str = "text", descriptor: int | None = None):
+        level = level.upper()
+        self.threshold = LEVELS["WARNING" if level == "WARN" else level]
+        self.json = form == "json"
+        self.descriptor = sys.stderr.fileno() if descriptor is None else descriptor
+        self.colour = not self.json and os.isatty(self.descriptor)
+        self.lock = threading.Lock()
+
+    def enabled(self, level: str) -> bool:
+        return LEVELS[level] >= self.threshold
+
+    def write(self, level: str, text: str, fields: dict[str, Any]) -> None:
+        """One line: `text`, then the fields. `level` is a name of the logging module."""
+        if LEVELS[level] < self.threshold:
+            return
+        line = self._json(level, text, fields) if self.json else self._text(level, text, fields)
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        with self.lock:
+            try:
+                while data:
+                    data = data[os.write(self.descriptor, data) :]
+            except OSError:
+                pass  # nobody reads the log, or the disk is full: training goes on
+
+    def debug(self, text: str, **fields: Any) -> None:
+        self.write("DEBUG", text, fields)
+
+    def info(self, text: str, **fields: Any) -> None:
+        self.write("INFO", text, fields)
+
+    def warning(self, text: str, **fields: Any) -> None:
+        self.write("WARNING", text, fields)
+
+    def error(self, text: str, **fields: Any) -> None:
+        self.write("ERROR", text, fields)
+
+    def _json(self, level: str, text: str, fields: dict[str, Any]) -> str:
+        # The fixed keys win: a field of the same name must not hide when or what happened.
+        record = {**fields, "time": _now(), "level": level.lower(), "message": text}
+        first = {key: record.pop(key) for key in ("time", "level", "message")}
+        return json.dumps({**first, **record}, ensure_ascii=False, default=str)
+
+    def _text(self, level: str, text: str, fields: dict[str, Any]) -> str:
+        head = SHORT[level]
+        if self.colour:
+            head = f"{COLOURS[level]}{head}{PLAIN}"
+        parts = [f"{_now()} {head} {_one_line(text)}"]
+        parts += [f"{name}={_value(value)}" for name, value in fields.items()]
+        return " ".join(parts)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        text = _one_line(value)
+        return json.dumps(text, ensure_ascii=False) if not text or set(' "=') & set(text) else text
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return _one_line(str(value))
+
+
+def _one_line(text: str) -> str:
+    """`text` with every character that could end the line or steer a terminal made visible."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

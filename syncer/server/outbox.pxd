@@ -1,0 +1,35 @@
+# C surface of a connection group's queue. One thread; no sockets, no clock.
+
+
+cdef class Bulk:
+    # One message in the queue or under way; `pieces` is None until it starts.
+    cdef readonly object image
+    cdef object pieces, pull
+    cdef Py_ssize_t left, open, offset
+    cdef bint final
+
+
+cdef class Outbox:
+    cdef readonly Py_ssize_t fragments
+    cdef dict queued            # (kind, fragment) -> Bulk that has not started, in sending order
+    cdef list under_way         # Bulks with pieces handed out or left
+    cdef Bulk feeding           # the one whose next piece comes next
+    cdef dict newest            # fragment -> newest version taken in
+    cdef dict sent              # fragment -> newest version handed to the kernel
+    cdef dict pulls             # fragment -> PULL_REQ that may go
+    cdef list small             # other small frames that may go
+    cdef bytes manifest
+    cdef Py_ssize_t finals_left
+    cdef unsigned long long next_id
+    cdef readonly bint catching_up
+    cdef bint finalizing
+
+    cdef Bulk _start(self)
+
+    cpdef bint broadcast(self, object image)
+    cpdef object pull(self, Py_ssize_t fragment, bytes frame)
+    cpdef list take_small(self)
+    cpdef tuple next_piece(self)
+    cpdef object piece_sent(self, Bulk bulk)
+    cpdef tuple caught_up(self)
+    cpdef bint has_pieces(self)

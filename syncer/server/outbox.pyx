@@ -1,0 +1,199 @@
+"""What a connection group has still to send, and in which order.
+
+Pure queue logic over frames and images; it must not touch a socket or a clock.
+
+- At most one unsent version per fragment: a newer one takes the place of a queued one, and a message
+  that has begun is finished before a newer version of its fragment begins. So a reader in the middle
+  of a fragment pins that version and no other.
+- A version is taken in once: nothing is sent twice on a connection, not even by a second catch-up.
+- A pull waits until the broadcasts of its fragment that were queued before it are with the kernel.
+  If it could overtake them, the answer would carry an anchor that is one round old. It replaces an
+  unsent pull of the same fragment: that round has closed or was relaunched.
+- The final cut replaces what is queued; its manifest waits for its last fragment.
+"""
+
+from ..wire.constants import Msg
+from ..wire.encode import chunk_count, chunk_message
+
+FINAL = Msg.FINAL_FRAGMENT
+
+
+cdef class Bulk:
+    """A broadcast or final fragment on its way to one group."""
+
+    def __init__(self, image):
+        self.image = image
+        self.final = image.kind == FINAL
+
+
+cdef class Outbox:
+    """Queue of one connection group over `fragments` fragments."""
+
+    def __init__(self, fragments):
+        self.fragments = fragments
+        self.queued = {}
+        self.under_way = []
+        self.newest = {}
+        self.sent = {}
+        self.pulls = {}
+        self.small = []
+
+    # ---------------------------------------------------------------------------- taking in
+    def frame(self, bytes frame):
+        """Queue a small frame for the control socket."""
+        self.small.append(frame)
+
+    cpdef bint broadcast(self, object image):
+        """Queue a version of a fragment; False if it is not newer than what was taken in."""
+        cdef Bulk bulk
+        fragment = image.fragment
+        if self.finalizing or self.newest.get(fragment, -1) >= image.version:
+            return False
+        self.newest[fragment] = image.version
+        key = (image.kind, fragment)
+        bulk = self.queued.get(key)
+        if bulk is None:
+            self.queued[key] = Bulk(image)
+        else:
+            bulk.image = image
+        return True
+
+    cpdef object pull(self, Py_ssize_t fragment, bytes frame):
+        """Queue PULL_REQ `frame` behind the broadcasts of its fragment."""
+        cdef Bulk bulk, gate = None
+        if self.finalizing:
+            return
+        self.pulls.pop(fragment, None)
+        for bulk in (*self.under_way, *self.queued.values()):
+            if bulk.image.fragment == fragment:
+                bulk.pull = None
+                gate = bulk
+        if gate is None:
+            self.pulls[fragment] = frame
+        else:
+            gate.pull = frame
+
+    def catch_up(self, images):
+        """Queue these images; `caught_up` answers once nothing of any broadcast is left."""
+        for image in images:
+            self.broadcast(image)
+        self.catching_up = True
+
+    def final_cut(self, images, bytes manifest):
+        """Queue the final fragments and, behind the last of them, the manifest.
+
+        Broadcasts that have not begun, and pulls, have no use any more and are dropped.
+        """
+        cdef Bulk bulk
+        self.finalizing = True
+        self.catching_up = False
+        self.queued.clear()
+        self.pulls.clear()
+        for bulk in self.under_way:
+            bulk.pull = None
+        for image in images:
+            self.queued[image.kind, image.fragment] = Bulk(image)
+        self.manifest = manifest
+        self.finals_left = len(images)
+
+    # -------------------------------------------------------------------------- handing out
+    cpdef list take_small(self):
+        """Every small frame that may go now, in order; the caller sends them on the control socket."""
+        cdef list frames = self.small
+        if self.pulls:
+            frames = frames + list(self.pulls.values())
+            self.pulls.clear()
+        self.small = []
+        return frames
+
+    cpdef tuple next_piece(self):
+        """(bulk, buffers) of the next CHUNK frame, or None; answer with `piece_sent(bulk)`."""
+        cdef Bulk bulk = self.feeding
+        if bulk is None:
+            bulk = self._start()
+            if bulk is None:
+                return None
+        buffers = next(bulk.pieces)
+        bulk.offset += len(buffers[1])
+        bulk.image.ready(bulk.offset)
+        bulk.left -= 1
+        bulk.open += 1
+        self.feeding = bulk if bulk.left else None
+        return bulk, buffers
+
+    cdef Bulk _start(self):
+        """Begin the first queued message whose fragment is not in the middle of an older one."""
+        cdef Bulk bulk, other
+        for key, bulk in self.queued.items():
+            for other in self.under_way:
+                if other.image.fragment == bulk.image.fragment and other.final == bulk.final:
+                    break
+            else:
+                del self.queued[key]
+                image = bulk.image
+                bulk.left = chunk_count(len(image.head), len(image.body))
+                bulk.pieces = chunk_message(image.kind, image.head, image.body, self.next_id)
+                self.next_id += 1
+                self.under_way.append(bulk)
+                return bulk
+        return None
+
+    cpdef object piece_sent(self, Bulk bulk):
+        """All bytes of one piece of `bulk` are with the kernel."""
+        bulk.open -= 1
+        if bulk.open or bulk.left:
+            return
+        self.under_way.remove(bulk)
+        fragment = bulk.image.fragment
+        if bulk.final:
+            self.finals_left -= 1
+            if not self.finals_left and self.manifest is not None:
+                self.small.append(self.manifest)
+                self.manifest = None
+        else:
+            self.sent[fragment] = bulk.image.version
+        if bulk.pull is not None:
+            self.pulls[fragment] = bulk.pull
+        bulk.image = bulk.pieces = None
+
+    cpdef tuple caught_up(self):
+        """Versions sent of each fragment, once, when a catch-up has ended; otherwise None."""
+        if not self.catching_up or self.queued or self.under_way:
+            return None
+        self.catching_up = False
+        return tuple([self.sent[fragment] for fragment in range(self.fragments)])
+
+    cpdef bint has_pieces(self):
+        """Whether `next_piece` would give one."""
+        cdef Bulk bulk, other
+        if self.feeding is not None:
+            return True
+        for bulk in self.queued.values():
+            for other in self.under_way:
+                if other.image.fragment == bulk.image.fragment and other.final == bulk.final:
+                    break
+            else:
+                return True
+        return False
+
+    @property
+    def empty(self):
+        """Nothing is left to hand out, and every piece handed out was sent."""
+        return not (self.queued or self.under_way or self.small or self.pulls)
+
+    @property
+    def held_versions(self):
+        """(fragment, version) of every image this queue keeps alive."""
+        cdef Bulk bulk
+        return [(bulk.image.fragment, bulk.image.version)
+                for bulk in (*self.under_way, *self.queued.values())]
+
+    def drop(self):
+        """Forget everything; pieces handed out keep their own references."""
+        self.queued.clear()
+        self.under_way.clear()
+        self.small.clear()
+        self.pulls.clear()
+        self.feeding = None
+        self.manifest = None
+        self.catching_up = False
