@@ -42,7 +42,7 @@ class Peer:
         self.reassembly = Reassembly(self.limits)
         self.sockets: list[socket.socket] = []
         self._readers: dict[socket.socket, FrameReader] = {}
-        self._pending = []
+        self.waiting = []
         self._msg_id = 0
         self._next = 0
         self.attach(control, reader)
@@ -64,10 +64,10 @@ class Peer:
         """The next message of a type; None at the end of the connection."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
-            for index, message in enumerate(self._pending):
+            for index, message in enumerate(self.waiting):
                 if isinstance(message, wanted) and (
                         heartbeats or not isinstance(message, Heartbeat)):
-                    return self._pending.pop(index)
+                    return self.waiting.pop(index)
             if not self._readers:
                 return None
             ready, _, _ = select.select(list(self._readers), [], [],
@@ -88,7 +88,7 @@ class Peer:
         self._take(reader.received(count))
 
     def _take(self, frames) -> None:
-        self._pending += [self._parse(*frame) for frame in frames]
+        self.waiting += [self._parse(*frame) for frame in frames]
 
     def _parse(self, msg_type: int, payload):
         hello = self.hello
@@ -199,7 +199,15 @@ class ScriptedServer:
                 return connected, frame, reader
 
     def stop_listening(self) -> None:
+        """Refuses connections, and keeps the port for `listen_again`."""
         self._listener.close()
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.settimeout(DEADLINE_S)
+        self._listener.bind(("127.0.0.1", self.port))
+
+    def listen_again(self) -> None:
+        self._listener.listen()
 
     def close(self) -> None:
         self._listener.close()

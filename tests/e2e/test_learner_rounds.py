@@ -1,13 +1,22 @@
 """`Learner` against a scripted server: the step boundary, deltas, the H gate, the final cut."""
 
+import threading
+
 import numpy as np
 import pytest
 
+from syncer.errors import RemoteProtocolError, SyncerError
 from syncer.kernels import decode_bf16, decode_q4, encode_bf16
-from syncer.learner import Learner
+from syncer.learner import ConnectionFailed, Learner, layout_fingerprint, load_layout
+from syncer.learner import client as client_module
+from syncer.learner import loop as loop_module
+from syncer.learner.client import Client
+from syncer.learner.group import QUEUE_FRAMES_MAX
+from syncer.learner.session import Phase
+from syncer.wire.messages import Heartbeat, Push
 
 from .scripted_server import DEADLINE_S, ScriptedServer
-from .waiting import step_until
+from .waiting import step_until, until
 
 
 def model(seed: int = 0) -> dict[str, np.ndarray]:
@@ -47,9 +56,16 @@ def server():
         yield each
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """No waits of an outage; for tests that are not about them."""
+    monkeypatch.setattr(client_module, "backoff_s", lambda attempt: 0.0)
+    monkeypatch.setattr(client_module, "DRAIN_S", 0.0)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "q4"])
 @pytest.mark.parametrize("num_streams", [0, 3])
-def test_a_whole_run(server, dtype, num_streams):
+def test_a_whole_run(server, quick, dtype, num_streams):
     """INIT, a broadcast blended by halves, a delta on the exact anchor, and the cut, to the bit."""
     parameters = model()
     before = {name: values.copy() for name, values in parameters.items()}
@@ -109,3 +125,252 @@ def test_a_whole_run(server, dtype, num_streams):
         assert learner.finish(DEADLINE_S).finished
         assert learner.bytes_sent > sum(map(len, inits)) + len(push.delta)
         assert learner.bytes_received > 4 * sum(v.size for v in cut.values())
+
+
+# --- INIT --------------------------------------------------------------------------------------
+
+
+def learner_of(server: ScriptedServer, parameters: dict, **options) -> Learner:
+    defaults = {"learner_id": 0, "dtype": "f32", "fragments": 3, "num_streams": 2, "alpha": 0.0}
+    return Learner(parameters, server.address, **defaults | options)
+
+
+def in_thread(call):
+    """Runs `call` beside the test; the returned function waits for its result."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(DEADLINE_S)
+        assert results, "the call has not returned, or has raised"
+        return results[0]
+
+    return result
+
+
+def test_an_init_that_was_cut_off_starts_again(server, quick):
+    parameters = {"a": np.arange(4_000_000, dtype=np.float32), "b": np.ones(3, np.float32)}
+    start = in_thread(lambda: learner_of(server, parameters, num_streams=1))
+    peer = server.accept()
+    until(lambda: peer.sockets[1].recv(65_536), "INIT begins")
+    peer.close()
+    peer = server.accept()
+    inits = peer.receive_inits()
+    assert inits == [parameters["a"].tobytes(), parameters["b"].tobytes()]
+    start().close()
+
+
+def test_an_init_that_was_handed_over_is_not_repeated(server, quick):
+    with learner_of(server, model()) as learner:
+        first = server.accept()
+        first.receive_inits()
+        first.close()
+        second = server.accept()
+        second.bcast(0, 0, flat(learner, model(1), 0))
+        second.pull(0, 1)
+        step_until(learner, lambda s: s.answered)
+        assert isinstance(second.receive(), Push)
+
+
+def test_only_learner_0_brings_values(server, quick):
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        peer.bcast(0, 4, flat(learner, model(1), 0))
+        peer.pull(0, 5)
+        step_until(learner, lambda s: s.answered)
+        push = peer.receive()
+        assert isinstance(push, Push)
+        assert (push.learner, push.base) == (1, 4)
+
+
+# --- step boundary -----------------------------------------------------------------------------
+
+
+def test_the_gate_holds_a_pull_until_enough_steps_on_the_anchor(server, quick):
+    with learner_of(server, model(), learner_id=1, min_steps_per_sync=5) as learner:
+        peer = server.accept()
+        peer.pull(0, 9)
+        peer.bcast(0, 4, flat(learner, model(1), 0))
+        start = step_until(learner, lambda s: s.applied).step
+        answered = step_until(learner, lambda s: s.answered).step
+        assert answered >= start + 5
+        push = peer.receive_push()
+        assert push.c_steps == answered - start
+        assert push.local_step == answered
+
+
+def test_a_slow_network_defers_answers_and_never_blocks_a_step(server, quick):
+    """The server stops reading: pulls stay pending; all are answered once it reads again."""
+    parameters = {"a": np.zeros(50_000, np.float32)}
+    pulls = 3 * QUEUE_FRAMES_MAX
+    with learner_of(server, parameters, learner_id=1, num_streams=1) as learner:
+        peer = server.accept()
+        peer.bcast(0, 0, np.ones(50_000, "<f4"))
+        step_until(learner, lambda s: s.applied)
+        for step in range(1, pulls + 1):
+            peer.pull(0, step)
+        answered = []
+        until(lambda: (answered.extend(learner.step(1).answered),
+                       len(answered) >= QUEUE_FRAMES_MAX)[1], "the queue fills")
+        stalled = [learner.step(1).answered for _ in range(50)]
+        answered += [answer for each in stalled for answer in each]
+        assert len(answered) < pulls
+        pushes = in_thread(lambda: [peer.receive_push().step for _ in range(pulls)])
+        until(lambda: (answered.extend(learner.step(1).answered),
+                       len(answered) == pulls)[1], "every pull is answered")
+        assert answered == [(0, step) for step in range(1, pulls + 1)]
+        assert pushes() == list(range(1, pulls + 1))
+
+
+@pytest.mark.parametrize(("seconds", "every"), [(0.0, True), (1e9, False)])
+def test_heartbeats_are_limited_in_time(server, quick, monkeypatch, seconds, every):
+    monkeypatch.setattr(loop_module, "HEARTBEAT_S", seconds)
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        for _ in range(4):
+            learner.step(1)
+        send_cut(peer, learner, model(2), 7)
+        steps = step_until(learner, lambda s: s.finished).step
+        learner.finish(DEADLINE_S)
+        assert peer.receive_ack().step == 7  # behind all heartbeats on the control socket
+        found = [message for message in peer.waiting if isinstance(message, Heartbeat)]
+        expected = range(1, steps + 1) if every else [1]
+        assert sorted({h.local_step for h in found}) == list(expected)
+        assert every or len(found) == 1
+        assert {h.learner for h in found} == {1}
+
+
+def test_an_outage_shows_in_the_status_and_raises_nothing(server, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr(client_module, "DRAIN_S", 0.0)
+    monkeypatch.setattr(Client, "_connect", _held(Client._connect, go_on))
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        assert learner.step(1).connected
+        peer.close()
+        step_until(learner, lambda s: not s.connected)
+        learner.step(1)
+        go_on.set()
+        server.accept()
+        assert step_until(learner, lambda s: s.connected).finished is False
+
+
+def _held(connect, go_on):
+    """The real `connect`, which waits for `go_on` from its second call on."""
+    calls = []
+
+    def held(self, timeout_s):
+        calls.append(timeout_s)
+        if len(calls) > 1:
+            assert go_on.wait(DEADLINE_S)
+        return connect(self, timeout_s)
+
+    return held
+
+
+def test_a_fatal_error_reaches_every_call(server, quick):
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        peer.error("session mismatch: expected a, got b")
+        with pytest.raises(ConnectionFailed, match="layout_hash_mismatch") as raised:
+            step_until(learner, lambda s: False)
+        assert raised.value.metric == "layout_hash_mismatch"
+        with pytest.raises(ConnectionFailed, match="session mismatch"):
+            learner.finish(DEADLINE_S)
+
+
+# --- the end -----------------------------------------------------------------------------------
+
+
+def send_cut(peer, learner: Learner, cut: dict, step: int) -> None:
+    count = len(learner.layout.fragments)
+    for f in range(count):
+        peer.final(f, step, flat(learner, cut, f))
+    peer.manifest(step, [step] * count)
+
+
+def test_finish_follows_the_run_until_the_cut_comes(server, quick):
+    """Called early: broadcasts are still applied, and due pulls answered."""
+    parameters, cut = model(), model(2)
+    with learner_of(server, parameters, learner_id=1) as learner:
+        peer = server.accept()
+        peer.bcast(0, 1, flat(learner, model(1), 0))
+        step_until(learner, lambda s: s.applied)
+        learner.step(1)
+        done = in_thread(lambda: learner.finish(DEADLINE_S))
+        peer.pull(0, 2)
+        assert peer.receive_push().base == 1
+        peer.bcast(0, 2, flat(learner, model(3), 0))
+        until(lambda: learner._session.versions[0] == 2, "the broadcast is applied")
+        send_cut(peer, learner, cut, 7)
+        assert peer.receive_ack().step == 7
+        assert done().finished
+        for name, values in parameters.items():
+            np.testing.assert_array_equal(values, cut[name])
+
+
+def test_the_ack_is_sent_again_on_the_next_connection(server, quick):
+    """The connection ends between the cut and the ACK."""
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        server.stop_listening()
+        send_cut(peer, learner, model(2), 7)
+        step_until(learner, lambda s: s.finished)
+        until(lambda: learner._session.final_cut() is not None, "the cut arrives")
+        peer.close()
+        step_until(learner, lambda s: not s.connected)
+        done = in_thread(lambda: learner.finish(DEADLINE_S))
+        until(lambda: learner._session.phase is Phase.ACKNOWLEDGING, "the cut is applied")
+        server.listen_again()
+        again = server.accept()
+        assert again.receive_ack().step == 7
+        again.shutdown()
+        assert done().finished
+
+
+def test_shutdown_counts_as_an_ack_that_arrived(server, quick):
+    """The ACK reached the server although its sender has seen the connection end."""
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        server.stop_listening()
+        send_cut(peer, learner, model(2), 7)
+        step_until(learner, lambda s: s.finished)
+        until(lambda: learner._session.final_cut() is not None, "the cut arrives")
+        peer.close()
+        step_until(learner, lambda s: not s.connected)
+        done = in_thread(lambda: learner.finish(DEADLINE_S))
+        until(lambda: learner._session.phase is Phase.ACKNOWLEDGING, "the cut is applied")
+        server.listen_again()
+        again = server.accept()
+        again.shutdown()
+        assert done().finished
+        learner.step(1)
+
+
+def test_an_incomplete_cut_is_an_error_that_names_what_is_missing(server, quick):
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        with pytest.raises(SyncerError, match="manifest missing"):
+            learner.finish(0.0)
+        for f in (0, 2):
+            peer.final(f, 5, flat(learner, model(2), f))
+        peer.manifest(5, [5, 5, 4])
+        step_until(learner, lambda s: s.finished)
+        until(lambda: learner._session.missing_final_fragments() == [1, 2], "both arrive")
+        with pytest.raises(SyncerError, match=r"fragments \[1, 2\] missing"):
+            learner.finish(0.0)
+        peer.final(1, 5, flat(learner, model(2), 1))
+        peer.manifest(6, [5, 5, 4])
+        with pytest.raises(RemoteProtocolError, match="FINAL_MANIFEST changed"):
+            learner.finish(DEADLINE_S)
+
+
+def test_the_layout_file_names_every_parameter(server, quick, tmp_path):
+    with learner_of(server, model(), learner_id=1) as learner:
+        learner.save_layout(tmp_path / "layout.json")
+        saved = load_layout(tmp_path / "layout.json")
+        assert saved == learner.layout
+        assert layout_fingerprint(saved) == server.accept().hello.fingerprint
+    found = {t.name: t.shape for f in saved.fragments for t in f.tensors}
+    assert found == {name: values.shape for name, values in model().items()}
