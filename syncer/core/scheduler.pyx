@@ -191,7 +191,7 @@ cdef class Scheduler:
     cdef int on_disconnected(self, object event) except -1:
         cdef Member member = self.members.leave(event.learner, event.generation)
         cdef Member newer
-        if member is None:
+        if member is None or self.phase == Phase.ENDED:
             return 0
         self.log("INFO", "learner disconnected",
                  {"learner": event.learner, "generation": event.generation})

@@ -1,0 +1,20 @@
+"""Every scenario file says exactly what the scheduler does."""
+
+import difflib
+
+import pytest
+
+from tests.scenarios.runner import FILES, rewrite
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_scenario(path):
+    old = path.read_text()
+    new = rewrite(old)
+    difference = "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(),
+                                                "expected", "happened", lineterm=""))
+    assert new == old, f"{path.name} (see python -m tests.scenarios):\n{difference}"
+
+
+def test_files_are_there():
+    assert len(FILES) > 30

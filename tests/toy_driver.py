@@ -1,0 +1,102 @@
+"""The smallest driver of a scheduler: each fragment is one number, merges are weighted means.
+
+Carries out what the scheduler says, as the server does, without sockets or threads; the witness of
+tests.watch sees every event and action. Merges and catch-ups are answered by the caller.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from syncer.config import Config
+from syncer.core import actions as act
+from syncer.core import events as ev
+from syncer.core.scheduler import Scheduler
+from tests.watch import Payload, Watch
+
+MS = 1_000_000
+
+
+def toy_config(**given: Any) -> Config | SimpleNamespace:
+    """Configuration of the scenarios: no pacing, short grace, one round at a time, unless given."""
+    settings = {"learners": 1, "total_steps": 2, "grace_ms": 20, "pipeline": 1,
+                "sync_interval_steps": 0.0, **given}
+    return Config(**settings)
+
+
+class ToyDriver:
+    """One run: `feed` hands over an event and carries out the actions.
+
+    Outer step: learning rate 1, no momentum: a fragment moves by the weighted mean of the deltas.
+    """
+
+    def __init__(self, config, fragments: int = 1):
+        self.config = config
+        self.fragments = fragments
+        self.scheduler = Scheduler(config)
+        self.watch = Watch(self.scheduler)
+        self.values = [0.0] * fragments
+        self.versions = [0] * fragments
+        self.merging: dict[int, act.StartMerge] = {}
+        self.results: dict[int, float] = {}
+        self.to_sync: list[int] = []
+        self.connections = 0
+
+    @property
+    def exit(self) -> act.Exit | None:
+        return self.watch.exit
+
+    def feed(self, now_ns: int, event) -> list:
+        """One event in, its actions carried out and returned."""
+        if isinstance(event, ev.MergeDone) and event.step in self.merging:
+            self.results[event.step] = self.merge(self.merging.pop(event.step))
+        self.watch.event(event)
+        actions = self.scheduler.step(now_ns, event)
+        for action in actions:
+            self.carry_out(action)
+        self.watch.actions(actions)
+        due = self.scheduler.deadline_ns()
+        assert due is None or due > now_ns, f"due at {due} although it is {now_ns}"
+        return actions
+
+    def carry_out(self, action):
+        if isinstance(action, act.AdoptInit):
+            self.values[action.fragment] = action.payload.value
+        elif isinstance(action, act.StartMerge):
+            self.merging[action.step] = action
+        elif isinstance(action, act.Publish):
+            self.values[action.fragment] = self.results.pop(action.step)
+            self.versions[action.fragment] = action.step
+        elif isinstance(action, act.Broadcast) and action.version > 0:
+            self.to_sync.append(action.version)
+
+    def merge(self, job: act.StartMerge) -> float:
+        total = sum(c.weight for c in job.contributions)
+        moved = sum(c.weight * c.payload.value for c in job.contributions)
+        return self.values[job.fragment] + (moved / total if total > 0 else 0.0)
+
+    # ---- events --------------------------------------------------------------------------------
+
+    def hello(self, learner: int, generation: int) -> ev.Hello:
+        self.connections += 1
+        return ev.Hello(self.connections, learner, generation, self.fragments, bytes(32))
+
+    def init(self, learner: int, generation: int, fragment: int, value: float) -> ev.Init:
+        payload = Payload(f"init {learner}.{generation} p{fragment}", value)
+        return ev.Init(learner, generation, fragment, payload)
+
+    def push(self, learner: int, generation: int, step: int, value: float, *,
+             attempt: int = 1, base: int | None = None, fragment: int | None = None,
+             local_step: int = 1, c_steps: int = 1, c_tokens: int = 1) -> ev.Push:
+        """A push of one delta; by default for the step's own fragment at its current version."""
+        if fragment is None:
+            fragment = (step - 1) % self.fragments
+        if base is None:
+            base = self.versions[fragment]
+        payload = Payload(f"{learner}.{generation}:{value:+g}", value)
+        return ev.Push(learner, generation, fragment, step, attempt, base, local_step, c_steps,
+                       c_tokens, payload)
+
+    def caught_up(self, learner: int, generation: int) -> ev.CaughtUp:
+        return ev.CaughtUp(learner, generation, tuple(self.versions))

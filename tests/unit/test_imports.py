@@ -1,0 +1,156 @@
+"""Imports of the package point one way, and core/ touches nothing but Python itself.
+
+Reads the text of every module (.py, .pyx, .pxd, import and cimport), so that a forbidden import
+is found wherever it stands, also inside a function.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "syncer"
+
+# What each room may import of the package, besides itself. A room is a directory or a module of it.
+ARROWS = {
+    "errors": set(),
+    "config": {"errors"},
+    "flags": {"errors", "config"},
+    "core.layout": {"errors"},
+    "core": {"errors", "config", "core.layout"},
+    "wire": {"errors", "core.layout"},
+    "kernels": {"errors"},
+    "merge": {"errors", "kernels", "core.layout"},
+    "learner": {"errors", "wire", "kernels", "core.layout"},
+    "server": {"errors", "flags", "config", "core", "core.layout", "wire", "kernels", "merge"},
+}
+EVERYTHING = {"demo", "cli", "__init__", "__main__"}
+PURE = ("time", "datetime", "socket", "select", "selectors", "random", "threading", "os", "logging",
+        "numpy", "asyncio", "subprocess", "multiprocessing", "signal", "io", "pathlib", "tempfile")
+
+FROM = re.compile(r"^[ \t]*from\s+([.\w]+)\s+c?import\s+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+PLAIN = re.compile(r"^[ \t]*c?import\s+([\w., \t]+)", re.MULTILINE)
+
+
+def strip_strings(text: str) -> str:
+    """Code without docstrings and comments, where a line may begin with the word import."""
+    text = re.sub(r'("""|\'\'\')(?:.|\n)*?\1', '""', text)
+    return re.sub(r"#[^\n]*", "", text)
+
+
+def imported(text: str) -> set[str]:
+    """Dotted names a module imports; `from a import b` gives a.b."""
+    found = set()
+    code = strip_strings(text).replace("\\\n", " ")
+    for module, names in FROM.findall(code):
+        if module == "__future__":
+            continue
+        for name in names.strip("()").split(","):
+            words = name.split()
+            if words:
+                found.add(module + ("" if module.endswith(".") else ".") + words[0])
+    for names in PLAIN.findall(code):
+        found.update(name.split()[0] for name in names.split(",") if name.strip())
+    return found
+
+
+def room_of(dotted: str) -> str:
+    """The room of a name inside the package: `core.layout` stands for itself."""
+    parts = dotted.split(".")[1:]
+    if parts[:2] == ["core", "layout"]:
+        return "core.layout"
+    return parts[0] if parts else "__init__"
+
+
+def absolute(target: str, module: str) -> str:
+    """A relative name seen from a module; a package is written with its `.__init__` here."""
+    if not target.startswith("."):
+        return target
+    rest = target.lstrip(".")
+    package = module.split(".")[: -(len(target) - len(rest))]
+    return ".".join([*package, rest])
+
+
+def violations(name: str, text: str) -> list[str]:
+    """What a module, given its dotted name and its text, imports against the rules."""
+    room = room_of(name)
+    found = []
+    for target in sorted(absolute(target, name) for target in imported(text)):
+        top = target.split(".")[0]
+        if top == "syncer":
+            there = room_of(target)
+            allowed = room in EVERYTHING or there == room or there in ARROWS.get(room, set())
+            if not allowed:
+                found.append(f"{name} imports {target}: {room} must not know {there}")
+        elif room.startswith("core") and top in PURE:
+            found.append(f"{name} imports {target}: core is pure")
+    return found
+
+
+def modules():
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".pyx", ".pxd", ".pyi"):
+            yield path, ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+def test_arrows_never_run_back():
+    found = [line for path, name in modules() for line in violations(name, path.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_every_room_has_a_rule():
+    rooms = {room_of(name) for _, name in modules()}
+    assert rooms <= ARROWS.keys() | EVERYTHING, "give the new room its arrows"
+    assert "core" in rooms
+    assert sum(1 for _ in modules()) > 20
+
+
+def test_the_arrows_have_no_cycle():
+    def reach(room, seen=()):
+        assert room not in seen, f"{' -> '.join([*seen, room])} is a circle"
+        for there in ARROWS[room]:
+            reach(there, (*seen, room))
+
+    for room in ARROWS:
+        reach(room)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("syncer.core.round", "import time"),
+        ("syncer.core.round", "def f():\n    from os import path\n"),
+        ("syncer.core.round", "cimport numpy as np"),
+        ("syncer.core.round", "import math, socket"),
+        ("syncer.core.layout", "from syncer.config import Config"),
+        ("syncer.wire.frames", "from syncer.core.scheduler cimport Scheduler"),
+        ("syncer.wire.frames", "from syncer.core import (\n    layout,\n    events)"),
+        ("syncer.merge.store", "from syncer.server import loop"),
+        ("syncer.learner.loop", "import syncer.config"),
+        ("syncer.errors", "from syncer.core import layout"),
+        ("syncer.wire.frames", "from ..server import loop"),
+        ("syncer.wire.frames", "from .. import server"),
+        ("syncer.wire.__init__", "from ..config import Config"),
+        ("syncer.core.round", "from ..wire.limits import Limits"),
+        ("syncer.server.loop", "from syncer.demo import model"),
+    ],
+)
+def test_the_test_finds_what_it_must(name, text):
+    assert violations(name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("syncer.core.round", '"""\nimport time\n"""\nimport math\n# import os'),
+        ("syncer.wire.frames", "from syncer.core.layout import Layout"),
+        ("syncer.wire.frames", "from syncer.core import layout"),
+        ("syncer.wire.encode", "from . import messages as m\nfrom .. import errors"),
+        ("syncer.wire.__init__", "from .frames import FrameReader\nfrom ..core import layout"),
+        ("syncer.cli", "from syncer.demo import main\nfrom syncer.server import driver"),
+    ],
+)
+def test_the_test_allows_what_is_fine(name, text):
+    assert not violations(name, text)
