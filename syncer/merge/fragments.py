@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from syncer.core.layout import ISO, MERGE_MODES, Layout
+from syncer.core.layout import AVG, ISO, MERGE_MODES, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.merge import plan as plans
 from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.correction import HelocoConstants, checked
+from syncer.merge.iso import flatten_all
 from syncer.merge.optimizers import Optimizer, OuterConstants, optimizer
 
 Contribution = tuple[int, int, float, Any]
@@ -85,9 +86,11 @@ class FragmentStore:
                  dn_activation: float = 0.0, delta_correction: str = "none",
                  heloco: HelocoConstants | None = None):
         for p, f in enumerate(layout.fragments):
-            if f.merge_mode == ISO or f.merge_mode not in MERGE_MODES:
+            if f.merge_mode not in MERGE_MODES:
                 raise ConfigError(f"fragment {p}: merge mode {f.merge_mode} is not known; use avg "
-                                  "(0) or rda (1)")
+                                  "(0), rda (1) or iso (2)")
+            if f.merge_mode == ISO and [r * c for r, c in f.shapes] != list(f.numels):
+                raise ConfigError(f"fragment {p}: iso needs the rows and columns of every tensor")
         self.layout = layout
         self._constants = OuterConstants(lr=lr, momentum=momentum, dn_period=dn_period,
                                          dn_activation=dn_activation)
@@ -99,6 +102,7 @@ class FragmentStore:
         # without a momentum there is nothing to correct against
         self._heloco = (constants if delta_correction == "heloco"
                         and "momentum" in self._optimizer.state else None)
+        self._threads = threads
         self._plans = [plans.Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
         self._pool = BufferPool()
@@ -179,13 +183,21 @@ class FragmentStore:
         plan = self._plans[base.fragment]
         outputs = [self._pool.take(plan.numel) for _ in range(self._arrays)]
         kernel, scalars = self._optimizer.step(self._constants, base.commits)
-        gnorm, bad = plans.run(
-            plan, mode=layout.merge_mode,
-            gradients=[c[3] for c in ordered], weights=[c[2] for c in ordered],
-            params=base._buffers[0], state=base._buffers[1:],
-            params_out=outputs[0], state_out=tuple(outputs[1:]), outer=kernel, scalars=scalars,
-            heloco=self._heloco,
-        )
+        arrays = {"params": base._buffers[0], "state": base._buffers[1:],
+                  "params_out": outputs[0], "state_out": tuple(outputs[1:])}
+        gradients, weights = [c[3] for c in ordered], [c[2] for c in ordered]
+        if layout.merge_mode == ISO:
+            _, bad = plans.run(plan, mode=AVG, gradients=gradients, weights=weights,
+                               outer=plans.STEP_NONE, scalars=scalars, heloco=self._heloco,
+                               **arrays)
+            if bad < 0:
+                flatten_all(np.frombuffer(outputs[0], np.float32), layout.shapes, self._threads)
+                gnorm, bad = plans.run(plan, mode=AVG, gradients=[], weights=[], merged=outputs[0],
+                                       outer=kernel, scalars=scalars, **arrays)
+        else:
+            gnorm, bad = plans.run(plan, mode=layout.merge_mode, gradients=gradients,
+                                   weights=weights, outer=kernel, scalars=scalars,
+                                   heloco=self._heloco, **arrays)
         if bad >= 0:
             raise self._not_finite(base.fragment, bad, ordered)
         return FragmentVersion(base.fragment, step, base.commits + 1, self._optimizer.state,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.golden.merge_reference import noise
 
@@ -141,3 +141,18 @@ def test_heloco_examples(branch):
     result, _ = merged(AVG, [floats(golden["delta"])], [1.0], numels=(2,),
                        momentum=floats(golden["momentum"]))
     assert bits(result) == golden["bits"]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("shape", [(3, 4), (4, 3)])
+def test_iso(shape, threads):
+    golden = GOLDEN[f"iso_newton_schulz_{shape[0]}x{shape[1]}"]["values"]
+    matrix = np.array([[2.0, -1.0, 0.5, 3.0], [0.25, 4.0, -2.0, 1.0], [-1.5, 0.75, 3.5, -0.5]],
+                      np.float32)
+    matrix = np.ascontiguousarray(matrix if shape == (3, 4) else matrix.T).ravel()
+    layout = Layout((FragmentLayout(ISO, (12, 12), (shape, shape)),))
+    store = FragmentStore(layout, lr=1.0, momentum=0.0, threads=threads)
+    store.adopt(0, np.zeros(24, np.float32))
+    both = np.concatenate([matrix, -matrix])
+    result = store.publish(store.prepare(0, 1, [(0, 1, 2.0, both)])).momentum
+    assert result == pytest.approx([*golden, *(-x for x in golden)], rel=1e-5)
