@@ -1,6 +1,6 @@
 """`syncer serve` and `python -m syncer.server`: a command line in, an exit status out.
 
-It must not hold any logic of a run.
+It must not hold any logic of a run, and loads the server only once the flags are answered.
 """
 
 from __future__ import annotations
@@ -11,26 +11,34 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ConfigError
-from ..flags import PARSER_SETTINGS, add_options, read_config, resolve
-from .service import EXIT_BAD_CONFIG, serve
+from syncer import flags
+from syncer.config import Config
+from syncer.errors import ConfigError, SyncerError
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """The parser of `syncer serve`."""
-    return add_options(subparsers.add_parser("serve", **PARSER_SETTINGS))
+def add_parser(subparsers: Any) -> None:
+    """Adds `serve` with every setting of the server."""
+    flags.add_options(subparsers.add_parser(
+        "serve", help="run the server of a run", **flags.PARSER_SETTINGS))
 
 
 def run(args: argparse.Namespace) -> int:
-    """`syncer serve`; raises `ConfigError`."""
-    return serve(resolve(vars(args), os.environ))
+    """Serves one run to its end; returns the exit status of rounds.md 2, raises `SyncerError`."""
+    return serve(flags.resolve(vars(args), os.environ))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m syncer.server`; a mistake of the user is one sentence and status 2."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        return serve(read_config(words, os.environ, prog="python -m syncer.server"))
-    except ConfigError as error:
+        return serve(flags.read_config(words, os.environ, prog="python -m syncer.server"))
+    except SyncerError as error:
         print(f"syncer: {error}", file=sys.stderr)
-        return EXIT_BAD_CONFIG
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def serve(config: Config) -> int:
+    """As `syncer.server.service.serve`; loading it checks the kernels, which may fail."""
+    from syncer.server.service import serve as run_server  # noqa: PLC0415
+
+    return run_server(config)

@@ -33,7 +33,7 @@ cdef class Channel(Handler):
     cpdef object resume(self)
     cpdef object close(self)
     cdef object _read(self)
-    cdef object _take(self)
+    cdef Py_ssize_t _take(self) except -1
     cdef object _flush(self)
     cdef object _advance(self, Py_ssize_t sent)
     cdef object _block(self)

@@ -18,6 +18,7 @@ cdef int WRITE = _WRITE
 
 # One readiness turn of a channel moves at most this much, so that a fast peer cannot starve others.
 cdef Py_ssize_t READ_TURN_BYTES = 2 * 1024 * 1024
+cdef Py_ssize_t READ_TURN_FRAMES = 256
 cdef Py_ssize_t WRITE_TURN_BYTES = 8 * 1024 * 1024
 cdef Py_ssize_t DISCARD_TURN_BYTES = 256 * 1024
 cdef long long FAREWELL_NS = 2_000_000_000
@@ -88,7 +89,7 @@ cdef class Channel(Handler):
     # -------------------------------------------------------------------------------- reading
     cdef object _read(self):
         cdef Py_ssize_t budget = READ_TURN_BYTES if self.reader is not None else DISCARD_TURN_BYTES
-        cdef Py_ssize_t count, wanted
+        cdef Py_ssize_t count, wanted, frames = 0
         while budget > 0 and not self.closed and not self.paused:
             buffer = self.loop.scratch if self.reader is None else self.reader.buffer()
             wanted = len(buffer)
@@ -108,22 +109,25 @@ cdef class Channel(Handler):
             if self.reader is not None:
                 self.reader.received(count)
                 self.owner.on_bytes(self, count)
-                self._take()
-            if count < wanted:
+                frames += self._take()
+            if count < wanted or frames >= READ_TURN_FRAMES:
                 return
 
-    cdef object _take(self):
+    cdef Py_ssize_t _take(self) except -1:
         """Hand on the frames that are complete, until the channel is paused, broken or closed."""
+        cdef Py_ssize_t frames = 0
         reader = self.reader
         try:
             while not (self.closed or self.paused or reader is None):
                 frame = next(reader, None)
                 if frame is None:
-                    return
+                    break
+                frames += 1
                 self.owner.on_frame(self, frame[0], frame[1])
                 reader = self.reader
         except RemoteProtocolError as error:
             self.owner.on_broken(self, str(error))
+        return frames
 
     cpdef object pause(self):
         """Stop reading: the peer's bytes stay in the kernel until `resume`."""

@@ -23,7 +23,7 @@ from .loop import Loop
 from .tape import Tape
 from .workers import Workers
 
-EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_NOT_BINDABLE = 1, 2, 3
+EXIT_FAILED, EXIT_NOT_BINDABLE = 1, 3
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
 

@@ -374,6 +374,7 @@ class ServerThread:
         self.config = Config(**(defaults | settings))
         self.descriptor = descriptor
         self.server = Server(self.config, Log("debug", "json", descriptor))
+        self.server.driver.check = True
         self.port = self.server.address[1]
         self.status: int | None = None
         self.thread = threading.Thread(target=self._run)

@@ -1,4 +1,4 @@
-"""Whole runs over real sockets: every broadcast, the final cut and the files have the oracle's bits."""
+"""Whole runs over real sockets: broadcasts, final cut and files have the bits of the oracle."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_run_of_two_learners_has_the_oracles_bits(tmp_path, dtype, streams):
 
 
 def test_several_chunks_per_message_over_several_streams(tmp_path):
-    """Fragments of several chunks, striped over four sockets for one learner, on one for the other."""
+    """Fragments of several chunks, striped over four sockets for one learner."""
     layout, steps = layout_of((2_500_000,), (1_100_000, 5)), 4
     init = [np.linspace(-1, 1, f.numel, dtype=np.float32) for f in layout.fragments]
     with (
