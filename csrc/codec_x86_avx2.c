@@ -89,40 +89,59 @@ static size_t decode_bf16(const uint8_t *src, float *out, size_t n, uint32_t fli
     return decode(src, out, n, flip, stream, 2, piece_bf16, sk_codec_portable.decode_bf16);
 }
 
-static inline __m256i bf16_of(__m256i u) { /* results in the low halves of the 32-bit lanes */
-    __m256i high = _mm256_srli_epi32(u, 16);
-    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-    __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-    __m256i abs = _mm256_and_si256(u, _mm256_set1_epi32(SK_ABS));
-    __m256i nan = _mm256_cmpgt_epi32(abs, _mm256_set1_epi32(0x7F800000));
-    return _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), quiet, nan);
+/* Results in the low halves of the 32-bit lanes; wrong for NaN, which the caller looks for. */
+static inline __m256i bf16_of_number(__m256 x) {
+    __m256i u = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+    return _mm256_srli_epi32(_mm256_add_epi32(u, half), 16);
 }
 
-static inline __m256i bf16_sixteen(const float *src) {
-    __m256i low = bf16_of(_mm256_loadu_si256((const __m256i *)src));
-    __m256i high = bf16_of(_mm256_loadu_si256((const __m256i *)(src + 8)));
-    return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8); /* pack works in halves */
+/* One piece, n a multiple of 16; returns whether it held a NaN. */
+static inline __attribute__((always_inline)) int piece_encode_bf16(const float *src, uint8_t *out,
+                                                                   size_t n, int stream) {
+    __m256 nan = _mm256_setzero_ps();
+    for (size_t i = 0; i < n; i += 16) {
+        __m256 low = _mm256_loadu_ps(src + i), high = _mm256_loadu_ps(src + i + 8);
+        nan = _mm256_or_ps(nan, _mm256_cmp_ps(low, high, _CMP_UNORD_Q)); /* either one */
+        __m256i both = _mm256_packus_epi32(bf16_of_number(low), bf16_of_number(high));
+        both = _mm256_permute4x64_epi64(both, 0xD8); /* pack works in 128-bit halves */
+        if (stream)
+            _mm256_stream_si256((__m256i *)(out + 2 * i), both);
+        else
+            _mm256_storeu_si256((__m256i *)(out + 2 * i), both);
+    }
+    return _mm256_movemask_ps(nan) != 0;
 }
 
 static void encode_bf16(const float *src, uint8_t *out, size_t n, int stream) {
     size_t i = 0;
-    if (stream && ((uintptr_t)out & 1) == 0) {
+    stream = stream && ((uintptr_t)out & 1) == 0;
+    if (stream) {
         size_t lead = (32 - ((uintptr_t)out & 31)) % 32 / 2;
         i = lead < n ? lead : n;
         sk_codec_portable.encode_bf16(src, out, i, 0);
-        for (; i + 16 <= n; i += 16)
-            _mm256_stream_si256((__m256i *)(out + 2 * i), bf16_sixteen(src + i));
-        _mm_sfence();
     }
-    for (; i + 16 <= n; i += 16)
-        _mm256_storeu_si256((__m256i *)(out + 2 * i), bf16_sixteen(src + i));
+    for (size_t length; (length = (n - i < PIECE ? n - i : PIECE) & ~(size_t)15); i += length) {
+        int nan = stream ? piece_encode_bf16(src + i, out + 2 * i, length, 1)
+                         : piece_encode_bf16(src + i, out + 2 * i, length, 0);
+        if (nan) sk_codec_portable.encode_bf16(src + i, out + 2 * i, length, 0);
+    }
+    if (stream) _mm_sfence();
     sk_codec_portable.encode_bf16(src + i, out + 2 * i, n - i, 0);
 }
 
 /* ------------------------------------------------------------------ q4 */
 
-static inline void q4_decode_whole(const uint8_t *src, float *out, uint32_t flip, int stream) {
+/* A block cannot be cut at a 32-byte boundary, so streaming goes by 16 bytes: every allocator gives
+ * arrays that are aligned so. */
+static inline void put_halves(float *out, __m256i v) {
+    _mm_stream_si128((__m128i *)out, _mm256_castsi256_si128(v));
+    _mm_stream_si128((__m128i *)(out + 4), _mm256_extracti128_si256(v, 1));
+}
+
+static inline __attribute__((always_inline)) void q4_decode_whole(const uint8_t *src, float *out,
+                                                                  uint32_t flip, int stream) {
     __m256 scale = _mm256_set1_ps(sk_float(sk_load32(src)));
     __m256i table = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(SK_Q4_LEVELS), scale));
     table = _mm256_xor_si256(table, _mm256_set1_epi32((int)flip));
@@ -132,16 +151,23 @@ static inline void q4_decode_whole(const uint8_t *src, float *out, uint32_t flip
         __m256i nibbles = _mm256_srlv_epi32(_mm256_set1_epi32((int)sk_load32(src + 4 + i / 2)), shifts);
         __m256i value = _mm256_permutevar8x32_epi32(table, nibbles); /* looks at 3 bits only */
         __m256i negative = _mm256_and_si256(_mm256_slli_epi32(nibbles, 28), sign);
-        put(out + i, _mm256_xor_si256(value, negative), stream);
+        value = _mm256_xor_si256(value, negative);
+        if (stream)
+            put_halves(out + i, value);
+        else
+            put(out + i, value, 0);
     }
 }
 
 static size_t decode_q4(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream) {
     size_t bad = n, i = 0;
-    stream = stream && ((uintptr_t)out & 31) == 0;
+    stream = stream && ((uintptr_t)out & 15) == 0;
     for (; i + SK_Q4_BLOCK <= n; i += SK_Q4_BLOCK, src += SK_Q4_BYTES) {
         if (sk_q4_scale_bad(sk_load32(src)) && bad == n) bad = i;
-        q4_decode_whole(src, out + i, flip, stream);
+        if (stream)
+            q4_decode_whole(src, out + i, flip, 1);
+        else
+            q4_decode_whole(src, out + i, flip, 0);
     }
     if (stream) _mm_sfence();
     if (i < n) {
@@ -151,22 +177,19 @@ static size_t decode_q4(const uint8_t *src, float *out, size_t n, uint32_t flip,
     return bad;
 }
 
-/* Nibbles of 8 values in 32-bit lanes. The thresholds are one binade apart, so the exponent of the
- * ratio picks the only one that can matter: level = exponent above 2^-7, plus one if reached. */
-static inline __m256i q4_nibbles(__m256 x, __m256 scale) {
-    const __m256i above = _mm256_setr_epi32(0x3C3504F1, 0x3CB504F5, 0x3D3504F1, 0x3DB504F4, 0x3E3504F2,
-                                            0x3EB504F3, 0x3F3504F2, 0x7FFFFFFF);
-    __m256i bits = _mm256_castps_si256(x);
-    __m256 abs = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(SK_ABS)));
-    __m256i ratio = _mm256_castps_si256(_mm256_div_ps(abs, scale));
-    ratio = _mm256_max_epi32(ratio, _mm256_set1_epi32(0x3C000000)); /* 2^-7 and less: level 0 */
-    __m256i exponent = _mm256_srli_epi32(ratio, 23);                 /* 120 .. 127 */
-    __m256i threshold = _mm256_permutevar8x32_epi32(above, exponent);
-    __m256i level = _mm256_sub_epi32(exponent, _mm256_set1_epi32(120));
-    level = _mm256_sub_epi32(level, _mm256_cmpgt_epi32(ratio, threshold));
-    __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 28), _mm256_set1_epi32(8));
-    __m256i positive = _mm256_cmpeq_epi32(level, _mm256_setzero_si256());
-    return _mm256_or_si256(level, _mm256_andnot_si256(positive, sign));
+/* Signed levels (-7 .. 7) of 8 values, without a division.
+ *
+ * The thresholds of a block, level 1 to 7, are one binade apart up to a few ulp. `base` is chosen so
+ * that adding it to the bits of |x| puts threshold k at k*2^23 + SK_Q4_NEAR, up to those few ulp: the
+ * level is then the sum shifted down, unless x lies within SK_Q4_NEAR of a threshold. `nearest`
+ * keeps the smallest distance to the places where that happens; the caller redoes such a block. */
+static inline __m256i q4_levels(const float *src, __m256i base, __m256i *nearest) {
+    __m256i bits = _mm256_loadu_si256((const __m256i *)src);
+    __m256i sum = _mm256_add_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(SK_ABS)), base);
+    sum = _mm256_max_epi32(sum, _mm256_set1_epi32(1 << 22)); /* below level 1, and far from it */
+    __m256i distance = _mm256_and_si256(sum, _mm256_set1_epi32((1 << 23) - 1));
+    *nearest = _mm256_min_epu32(*nearest, distance);
+    return _mm256_sign_epi32(_mm256_srli_epi32(sum, 23), bits);
 }
 
 static inline uint32_t q4_max_bits(const float *src) {
@@ -183,31 +206,46 @@ static inline uint32_t q4_max_bits(const float *src) {
     return (uint32_t)_mm_cvtsi128_si32(m);
 }
 
-static void encode_q4(const float *src, uint8_t *out, size_t n) {
-    /* packs_epi32 and packus_epi16 work in 128-bit halves; this puts the 4-byte groups in order. */
+static inline uint32_t lowest(__m256i v) {
+    __m128i m = _mm_min_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_min_epu32(m, _mm_shuffle_epi32(m, 0x4E));
+    m = _mm_min_epu32(m, _mm_shuffle_epi32(m, 0xB1));
+    return (uint32_t)_mm_cvtsi128_si32(m);
+}
+
+/* One whole block of an ordinary scale; returns 0 if a value was too near to a threshold. */
+static inline int q4_encode_whole(const float *src, uint32_t scale_bits, uint8_t *out) {
+    /* packs works in 128-bit halves; this puts the 4-byte groups in order. */
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    /* level & 15 -> nibble: 0..7 stay, -7..-1 become 15..9 */
+    const __m256i nibble_of = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 0, 15, 14, 13, 12, 11, 10, 9));
+    const __m256i base = _mm256_set1_epi32((int)sk_q4_base(scale_bits));
+    __m256i nearest = _mm256_set1_epi32(-1);
+    sk_store32(out, scale_bits);
+    for (int j = 0; j < SK_Q4_BLOCK; j += 32) {
+        __m256i a = q4_levels(src + j, base, &nearest);
+        __m256i b = q4_levels(src + j + 8, base, &nearest);
+        __m256i c = q4_levels(src + j + 16, base, &nearest);
+        __m256i d = q4_levels(src + j + 24, base, &nearest);
+        __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+        bytes = _mm256_and_si256(bytes, _mm256_set1_epi8(15));
+        bytes = _mm256_shuffle_epi8(nibble_of, bytes);
+        bytes = _mm256_permutevar8x32_epi32(bytes, order);
+        __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001)); /* low + 16*high */
+        __m128i packed = _mm_packus_epi16(_mm256_castsi256_si128(pairs),
+                                          _mm256_extracti128_si256(pairs, 1));
+        _mm_storeu_si128((__m128i *)(out + 4 + j / 2), packed);
+    }
+    return lowest(nearest) >= 2 * SK_Q4_NEAR;
+}
+
+static void encode_q4(const float *src, uint8_t *out, size_t n) {
     size_t i = 0;
     for (; i + SK_Q4_BLOCK <= n; i += SK_Q4_BLOCK, out += SK_Q4_BYTES) {
         uint32_t scale_bits = q4_max_bits(src + i);
-        if (scale_bits == 0 || scale_bits > SK_FINITE_MAX) {
+        if (!sk_q4_ordinary(scale_bits) || !q4_encode_whole(src + i, scale_bits, out))
             sk_q4_encode_block(src + i, SK_Q4_BLOCK, out);
-            continue;
-        }
-        sk_store32(out, scale_bits);
-        __m256 scale = _mm256_set1_ps(sk_float(scale_bits));
-        for (int j = 0; j < SK_Q4_BLOCK; j += 32) {
-            const float *x = src + i + j;
-            __m256i a = q4_nibbles(_mm256_loadu_ps(x), scale);
-            __m256i b = q4_nibbles(_mm256_loadu_ps(x + 8), scale);
-            __m256i c = q4_nibbles(_mm256_loadu_ps(x + 16), scale);
-            __m256i d = q4_nibbles(_mm256_loadu_ps(x + 24), scale);
-            __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-            bytes = _mm256_permutevar8x32_epi32(bytes, order);
-            __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(0x1001)); /* low + 16*high */
-            __m128i packed = _mm_packus_epi16(_mm256_castsi256_si128(pairs),
-                                              _mm256_extracti128_si256(pairs, 1));
-            _mm_storeu_si128((__m128i *)(out + 4 + j / 2), packed);
-        }
     }
     if (i < n) sk_q4_encode_block(src + i, n - i, out);
 }

@@ -109,6 +109,54 @@ void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads) {
     sk_ranges(threads, n, GRAIN, encode_q4_range, &job);
 }
 
+/* Units of the wire: one f32, one bf16, one q4 block. The bytes of a unit are made together. */
+static size_t unit_bytes(int dtype) {
+    return dtype == SK_DTYPE_F32 ? 4 : dtype == SK_DTYPE_BF16 ? 2 : SK_Q4_BYTES;
+}
+
+/* Units [first, last) of the encoding of n elements. */
+static void encode_units(int dtype, const float *src, size_t n, size_t first, size_t last,
+                         uint8_t *out, int threads) {
+    if (dtype == SK_DTYPE_BF16) {
+        sk_encode_bf16(src + first, out, last - first, threads);
+    } else if (dtype == SK_DTYPE_Q4) {
+        size_t begin = first * SK_Q4_BLOCK, end = last * SK_Q4_BLOCK;
+        if (last > first) sk_encode_q4(src + begin, out, (end < n ? end : n) - begin, threads);
+    } else {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        for (size_t i = first; i < last; i++) sk_store32(out + 4 * (i - first), sk_bits(src[i]));
+#else
+        if (last > first) memcpy(out, src + first, 4 * (last - first));
+#endif
+    }
+}
+
+/* Bytes [begin, end) of one unit, which lie inside it. */
+static void encode_cut_unit(int dtype, const float *src, size_t n, size_t begin, size_t end,
+                            uint8_t *out) {
+    uint8_t whole[SK_Q4_BYTES];
+    size_t bytes = unit_bytes(dtype), unit = begin / bytes;
+    encode_units(dtype, src, n, unit, unit + 1, whole, 1);
+    memcpy(out, whole + (begin - unit * bytes), end - begin);
+}
+
+void sk_encode_range(int dtype, const float *src, size_t n, size_t begin, size_t end, uint8_t *out,
+                     int threads) {
+    size_t bytes = unit_bytes(dtype);
+    size_t first = begin / bytes + (begin % bytes != 0), last = end / bytes; /* whole units */
+    if (first > last) { /* begins and ends inside the same unit */
+        encode_cut_unit(dtype, src, n, begin, end, out);
+        return;
+    }
+    if (begin < first * bytes) {
+        encode_cut_unit(dtype, src, n, begin, first * bytes, out);
+        out += first * bytes - begin;
+    }
+    encode_units(dtype, src, n, first, last, out, threads);
+    if (end > last * bytes)
+        encode_cut_unit(dtype, src, n, last * bytes, end, out + (last - first) * bytes);
+}
+
 /* ------------------------------------------------------------------ blocked sums */
 
 /* Block sums wait on the stack for their left-to-right addition, one window of blocks at a time:

@@ -177,6 +177,9 @@ enum sk_dtype { SK_DTYPE_F32 = 1, SK_DTYPE_BF16 = 2, SK_DTYPE_Q4 = 3 }; /* as on
 int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, int negate, int threads);
 void sk_encode_bf16(const float *src, uint8_t *out, size_t n, int threads);
 void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads);
+/* Bytes [begin, end) of what encoding all n elements of src would give, to out[0 .. end-begin). */
+void sk_encode_range(int dtype, const float *src, size_t n, size_t begin, size_t end, uint8_t *out,
+                     int threads);
 
 double sk_sumsq(const float *x, size_t n, int threads);
 double sk_dot(const float *x, const float *y, size_t n, int threads);
@@ -260,6 +263,22 @@ extern const uint32_t SK_Q4_THRESHOLDS[7];  /* bits of |x|/scale from which leve
  * ragged last block and for blocks whose scale is not finite. */
 void sk_q4_encode_block(const float *src, size_t n, uint8_t *out);
 void sk_q4_decode_block(const uint8_t *src, float *out, size_t n, uint32_t flip);
+
+/* Levels without a division, for scales whose thresholds are normal numbers (sk_q4_ordinary).
+ *
+ * Level k of a value begins where fl(|x|/scale) reaches its threshold 2^(k-7.5), up to 4 ulp; in bits
+ * of |x| that is bits(2^-6.5 * scale) + (k-1)*2^23, up to 6 ulp. Adding sk_q4_base to the bits of |x|
+ * puts it at k*2^23 + SK_Q4_NEAR, up to 6: the sum's exponent is the level, except for sums within
+ * SK_Q4_NEAR of such a place, where only the division tells. */
+#define SK_Q4_NEAR 16u
+
+static inline int sk_q4_ordinary(uint32_t scale) {
+    return scale >= 0x08000000u && scale <= SK_FINITE_MAX; /* 2^-111 .. largest finite */
+}
+
+static inline uint32_t sk_q4_base(uint32_t scale) {
+    return (1u << 23) + SK_Q4_NEAR - sk_bits(sk_float(SK_Q4_THRESHOLDS[0]) * sk_float(scale));
+}
 
 static inline int sk_q4_scale_bad(uint32_t scale) { /* not finite, or < 0; -0.0 passes */
     return (scale & SK_ABS) > SK_FINITE_MAX || (scale > SK_SIGN);

@@ -64,6 +64,8 @@ cdef extern from "syncer_kernels.h" nogil:
                       int threads) noexcept
     void sk_encode_bf16(const float *src, uint8_t *out, size_t n, int threads) noexcept
     void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads) noexcept
+    void sk_encode_range(int dtype, const float *src, size_t n, size_t begin, size_t end,
+                         uint8_t *out, int threads) noexcept
     double sk_sumsq(const float *x, size_t n, int threads) noexcept
     double sk_dot(const float *x, const float *y, size_t n, int threads) noexcept
     void sk_three(const float *x, const float *y, size_t n, double *out, int threads) noexcept
@@ -92,6 +94,9 @@ cdef extern from "syncer_kernels.h" nogil:
 cdef int64_t decode_ptr(int dtype, const uint8_t *src, float *out, size_t n, bint negate,
                         int threads) noexcept nogil
 cdef void encode_bf16_ptr(const float *src, uint8_t *out, size_t n, int threads) noexcept nogil
+# Bytes [begin, end) of the encoding of all n elements; begin <= end <= its length.
+cdef void encode_range_ptr(int dtype, const float *src, size_t n, size_t begin, size_t end,
+                           uint8_t *out, int threads) noexcept nogil
 # Blocked sums in f64: x.x, x.y, and (x.x, x.y, y.y) in one pass.
 cdef double sumsq_ptr(const float *x, size_t n, int threads) noexcept nogil
 cdef double dot_ptr(const float *x, const float *y, size_t n, int threads) noexcept nogil

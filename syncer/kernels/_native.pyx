@@ -214,6 +214,25 @@ def encode_q4(src, out, threads=1):
         sk_encode_q4(start, target, n, parts)
 
 
+def encode_range(int dtype, src, size_t begin, size_t end, out, threads=1):
+    """Bytes [begin, end) of the encoding of a whole f32 array, for example one chunk of a message.
+
+    `out` takes end - begin bytes. The bytes equal those of encoding everything and slicing.
+    Raises ValueError when the range does not lie in the encoding or `out` has another length."""
+    cdef _Buffers held = _Buffers()
+    cdef size_t nbytes, n, whole
+    cdef int parts = check_threads(threads)
+    cdef float *start = held.floats(src, "src", &n, False)
+    cdef uint8_t *target = held.data(out, &nbytes, True)
+    whole = wire_bytes(dtype, n)
+    if not begin <= end <= whole:
+        raise ValueError(f"range: expected 0 <= begin <= end <= {whole}, found {begin} and {end}")
+    if nbytes != end - begin:
+        raise ValueError(f"out: expected {end - begin} bytes, found {nbytes}")
+    with nogil:
+        sk_encode_range(dtype, start, n, begin, end, target, parts)
+
+
 # ------------------------------------------------------------------ blocked sums
 
 def sumsq(x, threads=1):
@@ -468,6 +487,10 @@ cdef int64_t decode_ptr(int dtype, const uint8_t *src, float *out, size_t n, bin
 
 cdef void encode_bf16_ptr(const float *src, uint8_t *out, size_t n, int threads) noexcept nogil:
     sk_encode_bf16(src, out, n, threads)
+
+cdef void encode_range_ptr(int dtype, const float *src, size_t n, size_t begin, size_t end,
+                           uint8_t *out, int threads) noexcept nogil:
+    sk_encode_range(dtype, src, n, begin, end, out, threads)
 
 cdef double sumsq_ptr(const float *x, size_t n, int threads) noexcept nogil:
     return sk_sumsq(x, n, threads)
