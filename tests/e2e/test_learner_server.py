@@ -1,6 +1,7 @@
 """Learner processes against the real server: a convex problem is solved, and all end equal."""
 
 import contextlib
+import os
 import struct
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from syncer.learner import load_layout
 from .convex_learner import SHAPES, distance
 from .scripted import ROOT, ServerProcess
 from .waiting import DEADLINE_S, until
+
+CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("SYNCER_", "YETO_"))}
 
 
 class Learners:
@@ -30,7 +33,7 @@ class Learners:
                 [sys.executable, "-m", "tests.e2e.convex_learner",
                  "--server", f"127.0.0.1:{self.server.port}", "--id", str(learner),
                  "--out", str(self.out(learner)), *self.options, *options],
-                cwd=ROOT, stdout=log, stderr=log)
+                cwd=ROOT, stdout=log, stderr=log, env=CLEAN)
         self.processes.append(process)
         return process
 
