@@ -17,7 +17,13 @@ from syncer.errors import ConfigError
 
 PROFILE_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
 LEARNER_WEIGHTS = ("tokens2-over-steps", "equal")
-DELTA_CORRECTIONS = ("none",)
+DELTA_CORRECTIONS = ("heloco", "none")
+OUTER_OPTIMIZERS = ("nesterov", "delayed-nesterov", "sgd")
+HELOCO_CONSTANTS = {
+    "heloco_c_ok": (-1.0, 1.0), "heloco_k_s": (0.0, 1e9), "heloco_k_d": (0.0, 1e9),
+    "heloco_beta_max": (0.0, 1.0), "heloco_kappa": (0.0, 1e9), "heloco_eps": (1e-300, 1e9),
+}
+"""Least and largest value of each constant of the correction (merge.correction)."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MERGE_THREADS_MAX = 32
@@ -63,9 +69,18 @@ class Config:
     final_ack_timeout_s: int | None = None
     max_base_lag: int | None = None
     learner_weight: str = "tokens2-over-steps"
-    delta_correction: str = "none"
+    delta_correction: str = "heloco"
+    heloco_c_ok: float = 0.2
+    heloco_k_s: float = 0.5
+    heloco_k_d: float = 1.0
+    heloco_beta_max: float = 0.5
+    heloco_kappa: float = 3.0
+    heloco_eps: float = 1e-8
+    outer_optimizer: str = "nesterov"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
+    dn_period: int = 4
+    dn_activation: float = 0.0
     merge_threads: int = field(default_factory=available_cores)
     final_state: str | None = None
     event_tape: str | None = None
@@ -119,8 +134,20 @@ class Config:
             final_ack_timeout_s=self.final_ack_timeout_resolved_s, total_steps=self.total_steps,
             outer_lr=self.outer_lr, outer_momentum=self.outer_momentum,
             max_base_lag=self.max_base_lag, equal_weights=self.learner_weight == "equal",
-            require_binding=self.require_profile_binding,
+            require_binding=self.require_profile_binding, later=self._later_features(),
         )
+
+    def _later_features(self) -> dict[str, object]:
+        """What is on beyond the published profile; it enters the hash by name and value."""
+        on: dict[str, object] = {}
+        if self.delta_correction == "heloco":
+            on |= {name: getattr(self, name) for name in HELOCO_CONSTANTS
+                   if getattr(self, name) != _default(name)}
+        if self.outer_optimizer != "nesterov":
+            on["outer_optimizer"] = self.outer_optimizer
+        if self.outer_optimizer == "delayed-nesterov":
+            on |= {"dn_period": self.dn_period, "dn_activation": self.dn_activation}
+        return on
 
     # ------------------------------------------------------------------------------------ rules
     def _check_whole_numbers(self):
@@ -130,6 +157,7 @@ class Config:
             "min_round_interval_ms": (0, 1000 * SECONDS_MAX), "quorum_timeout_s": (1, SECONDS_MAX),
             "final_ack_timeout_s": (1, SECONDS_MAX), "max_base_lag": (0, I63),
             "merge_threads": (1, MERGE_THREADS_MAX), "write_timeout_s": (1, SECONDS_MAX),
+            "dn_period": (1, U32),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -140,13 +168,14 @@ class Config:
                                   f"{_range(low, high)}")
 
     def _check_reals(self):
-        highest = {"grace_gamma": 1.0, "grace_tau": float(SECONDS_MAX),
-                   "sync_interval_steps": float(SECONDS_MAX)}
-        for name, high in highest.items():
+        bounds = {"grace_gamma": (0.0, 1.0), "grace_tau": (0.0, SECONDS_MAX),
+                  "sync_interval_steps": (0.0, SECONDS_MAX), "dn_activation": (0.0, 1.0),
+                  **HELOCO_CONSTANTS}
+        for name, (low, high) in bounds.items():
             value = getattr(self, name)
-            if not _is_real(value) or not 0.0 <= value <= high:
-                raise ConfigError(f"{flag(name)} {value} cannot be used: give a number between 0 "
-                                  f"and {high:g}")
+            if not _is_real(value) or not low <= value <= high:
+                raise ConfigError(f"{flag(name)} {value} cannot be used: give a number between "
+                                  f"{low:g} and {high:g}")
         if not _is_real(self.outer_lr) or not 0.0 <= _as_f32(self.outer_lr) < math.inf:
             raise ConfigError(f"--outer-lr {self.outer_lr} cannot be used: give a finite f32 "
                               "number >= 0")
@@ -156,6 +185,7 @@ class Config:
 
     def _check_choices(self):
         choices = {"learner_weight": LEARNER_WEIGHTS, "delta_correction": DELTA_CORRECTIONS,
+                   "outer_optimizer": OUTER_OPTIMIZERS,
                    "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -170,6 +200,9 @@ class Config:
         if self.quorum > self.learners:
             raise ConfigError(f"--quorum {self.quorum} can never be reached by --learners "
                               f"{self.learners}: give a quorum between 1 and {self.learners}")
+        if self.dn_activation * self.dn_period > 1.0:
+            raise ConfigError(f"--dn-activation {self.dn_activation} is too large for --dn-period "
+                              f"{self.dn_period}: give at most 1/{self.dn_period}")
         open_host = self.host is not None and not is_loopback(self.host)
         if open_host and not self.island_hmac_key and not self.allow_unauthenticated:
             raise ConfigError(
@@ -181,12 +214,13 @@ def semantic_profile_hash(
     *, learners, quorum, grace_ms, grace_gamma, grace_tau, pipeline, min_round_interval_ms,
     sync_interval_steps, heloco, quorum_timeout_s, final_ack_timeout_s, total_steps, outer_lr,
     outer_momentum, max_base_lag, equal_weights, require_binding, checkpoint=False,
-    checkpoint_every=8, resume=False, mark_final=False, learner_budget_steps=None,
+    checkpoint_every=8, resume=False, mark_final=False, learner_budget_steps=None, later=None,
 ) -> bytes:
     """SHA-256 of everything that changes what is merged or when (rounds.md 14, protocol.md 6).
 
-    Units as in the flags; `max_base_lag` and `learner_budget_steps` are optional (None).
-    Returns 32 bytes.
+    Units as in the flags; `max_base_lag` and `learner_budget_steps` are optional (None). later:
+    features that the published profile does not know, by name; sorted, each adds name, NUL, value
+    as Python writes it, NUL. Without any, the hash is the published one. Returns 32 bytes.
     """
     def optional(value):
         return b"\0" if value is None else b"\1" + struct.pack("<Q", value)
@@ -200,6 +234,8 @@ def semantic_profile_hash(
                            resume, mark_final)
     encoded += optional(learner_budget_steps) + optional(max_base_lag)
     encoded += struct.pack("<BB", equal_weights, require_binding)
+    for name, value in sorted((later or {}).items()):
+        encoded += f"{name}\0{value}\0".encode()
     return hashlib.sha256(encoded).digest()
 
 

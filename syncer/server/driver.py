@@ -16,6 +16,7 @@ from ..core import actions, events, invariants
 from ..core.scheduler import Scheduler
 from ..errors import ConfigError, NumericsError
 from ..merge import FragmentStore
+from ..merge.correction import HelocoConstants
 from ..wire.constants import Msg
 from ..wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from ..wire.hello import Hello
@@ -124,8 +125,14 @@ class Driver:
 
     def _open_session(self, hello: Hello) -> None:
         config = self.config
-        self.store = FragmentStore(hello.layout, lr=config.outer_lr,
-                                   momentum=config.outer_momentum, threads=config.merge_threads)
+        self.store = FragmentStore(
+            hello.layout, lr=config.outer_lr, momentum=config.outer_momentum,
+            threads=config.merge_threads, outer_optimizer=config.outer_optimizer,
+            dn_period=config.dn_period, dn_activation=config.dn_activation,
+            delta_correction=config.delta_correction,
+            heloco=HelocoConstants(config.heloco_c_ok, config.heloco_k_s, config.heloco_k_d,
+                                   config.heloco_beta_max, config.heloco_kappa,
+                                   config.heloco_eps))
         self.session = hello
         depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
         self.pool = BufferPool(4 * hello.layout.largest * (config.learners * depth + 1))

@@ -51,7 +51,8 @@ class Replay:
         fragment = self.layout.fragments[p]
         grads = [self.gradient(delta) for delta, _, _ in pushes]
         weights = [oracle.learner_weight(tokens, steps) for _, steps, tokens in pushes]
-        merged = oracle.merge_fragment(grads, weights, fragment.numels, fragment.merge_mode)
+        merged = oracle.merge_fragment(grads, weights, fragment.numels, fragment.merge_mode,
+                                       self.momentum[p], oracle.Heloco())
         self.params[p], self.momentum[p] = oracle.nesterov(
             self.params[p], self.momentum[p], merged, LR, MOMENTUM)
         self.versions[p, step] = self.params[p]

@@ -36,6 +36,9 @@ def test_profile_hash_with_every_optional_part_is_the_published_one():
     dict(sync_interval_steps=23.0), dict(quorum_timeout_s=901), dict(final_ack_timeout_s=901),
     dict(total_steps=9), dict(outer_lr=0.6), dict(outer_momentum=0.8), dict(max_base_lag=3),
     dict(learner_weight="equal"), dict(require_profile_binding=True),
+    dict(delta_correction="none"), dict(heloco_kappa=2.0), dict(outer_optimizer="sgd"),
+    dict(outer_optimizer="delayed-nesterov"),
+    dict(outer_optimizer="delayed-nesterov", dn_period=2),
 ])
 def test_what_changes_the_merge_changes_the_hash(change):
     assert config(**change).profile_hash != config().profile_hash
@@ -44,7 +47,8 @@ def test_what_changes_the_merge_changes_the_hash(change):
 @pytest.mark.parametrize("change", [
     dict(port=1), dict(host="127.0.0.2"), dict(merge_threads=1), dict(log_level="debug"),
     dict(island_hmac_key="k"), dict(event_tape="t"), dict(final_state="f"), dict(write_timeout_s=1),
-    dict(allow_unauthenticated=True), dict(final_ack_timeout_s=900),
+    dict(allow_unauthenticated=True), dict(final_ack_timeout_s=900), dict(heloco_kappa=3.0),
+    dict(dn_period=2), dict(dn_activation=0.25),
 ])
 def test_what_does_not_change_the_merge_leaves_the_hash(change):
     assert config(**change).profile_hash == config().profile_hash
@@ -75,6 +79,12 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
     (dict(outer_momentum=0.99999999999), "below 1 also as f32"),
     (dict(learner_weight="tokens"), "--learner-weight tokens"),
     (dict(log_level="loud"), "--log-level loud"),
+    (dict(outer_optimizer="adam"), "--outer-optimizer adam"),
+    (dict(dn_period=0), "--dn-period 0"),
+    (dict(dn_activation=0.3), "give at most 1/4"),
+    (dict(heloco_c_ok=-1.5), "--heloco-c-ok -1.5"),
+    (dict(heloco_eps=0.0), "--heloco-eps 0"),
+    (dict(heloco_kappa=math.inf), "--heloco-kappa inf"),
     (dict(expected_island_contract=b"x"), "--expected-island-contract has 1 bytes"),
     (dict(host="0.0.0.0"), "--host 0.0.0.0"),
     (dict(host="example.org"), "--host example.org"),
@@ -84,6 +94,10 @@ def test_unusable_values_are_refused_by_name(change, words):
         config(**change)
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_default_config_has_the_published_hash():
+    assert config().profile_hash == semantic_profile_hash(**PROFILE)
 
 
 def test_who_may_listen_beyond_this_machine():

@@ -28,7 +28,7 @@ def test_defaults_are_those_of_the_config():
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_flag_reaches_its_field(option):
-    text, value = {"int": ("3", 3), "float": ("0.5", 0.5), "switch": (None, True),
+    text, value = {"int": ("3", 3), "float": ("0.25", 0.25), "switch": (None, True),
                    "digest": ("ab" * 32, b"\xab" * 32), "text": ("127.0.0.2", "127.0.0.2"),
                    "path": ("f", "f")}[option.kind]
     if option.choices:
