@@ -106,8 +106,11 @@ class ScriptedLearner:
 
     def dial(self) -> ScriptedLearner:
         self.control = self.open_socket()
-        self.control.sendall(encode.encode_hello(self.hello, self.key))
+        self.say_hello()
         return self
+
+    def say_hello(self) -> None:
+        self.control.sendall(encode.encode_hello(self.hello, self.key))
 
     def dial_data(self, stream: int) -> socket.socket:
         sock = self.open_socket()
@@ -116,13 +119,18 @@ class ScriptedLearner:
         self.data[stream] = sock
         return sock
 
-    def open_socket(self) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+    def open_socket(self, receive_buffer_bytes: int = 0) -> socket.socket:
+        """A connected socket; a small receive buffer makes a reader that stops felt at once."""
+        sock = socket.socket()
+        sock.settimeout(PATIENCE_S)
+        if receive_buffer_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        sock.connect(("127.0.0.1", self.port))
         self.readers[sock] = FrameReader(self.limits, self.reassembly)
         return sock
 
     def close(self) -> None:
-        for sock in self.readers:
+        for sock in (*self.readers, *self.data.values()):
             sock.close()
         self.readers.clear()
 
@@ -314,11 +322,27 @@ class LogFile:
                           f"log line {message!r} {fields} in\n{self.text()[-3000:]}")[0]
 
 
-class ServerProcess:
+class Hosting:
+    """Learners of a test, closed with the server."""
+
+    port: int
+    learners: list[ScriptedLearner]
+
+    def learner(self, learner: int, layout: Layout = MIXED, **settings: Any) -> ScriptedLearner:
+        self.learners.append(ScriptedLearner(self.port, learner, layout, **settings))
+        return self.learners[-1]
+
+    def close_learners(self) -> None:
+        for learner in self.learners:
+            learner.close()
+
+
+class ServerProcess(Hosting):
     """`python -m syncer.server` as its own process on a free port; `with` ends it."""
 
     def __init__(self, directory: Path, *flags: str, learners: int = 1, steps: int = 1,
                  environment: dict[str, str] | None = None, wait: bool = True):
+        self.learners = []
         self.log_path = directory / f"server-{os.urandom(4).hex()}.log"
         self.log = LogFile(self.log_path)
         command = [sys.executable, "-m", "syncer.server", "--learners", str(learners),
@@ -358,15 +382,17 @@ class ServerProcess:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close_learners()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
 
 
-class ServerThread:
+class ServerThread(Hosting):
     """A server inside this process, on its own thread; `with` stops it and joins."""
 
     def __init__(self, directory: Path, **settings: Any):
+        self.learners = []
         self.log_path = directory / f"server-{os.urandom(4).hex()}.log"
         self.log = LogFile(self.log_path)
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -392,6 +418,7 @@ class ServerThread:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close_learners()
         if self.thread.is_alive():
             self.server.stop()
         self.wait()
