@@ -68,6 +68,7 @@ cdef class Scheduler:
     cdef int advance(self) except -1
     cdef int commit_in_order(self) except -1
     cdef int commit(self, Round round) except -1
+    cdef int report_unsynced(self) except -1
     cdef int report(self, Round round, long long sync_ns) except -1
     cdef int launch_due(self) except -1
     cdef int launch(self) except -1

@@ -411,6 +411,7 @@ cdef class Scheduler:
             entry[2] += contribution.c_tokens
         self.emit(act.Publish(round.step, round.fragment))
         if round.step == self.total_steps:
+            self.report_unsynced()
             self.report(round, round.compute_ns)
             return self.begin_finishing()
         self.unsynced[round.step] = round
@@ -421,6 +422,15 @@ cdef class Scheduler:
         cdef Round round = self.unsynced.pop(event.step, None)
         if round is not None and self.phase < Phase.ENDED:
             self.report(round, round.compute_ns + event.elapsed_ns)
+        return 0
+
+    cdef int report_unsynced(self) except -1:
+        """Steps committed in this very call: the tape has them too, and in step order."""
+        cdef Round round
+        for step in sorted(self.unsynced):
+            round = self.unsynced[step]
+            self.report(round, round.compute_ns)
+        self.unsynced.clear()
         return 0
 
     cdef int report(self, Round round, long long sync_ns) except -1:
@@ -618,7 +628,7 @@ cdef class Scheduler:
                     self.emit(act.Release(contribution.payload))
         self.rounds.clear()
         self.gathering.clear()
-        self.unsynced.clear()
+        self.report_unsynced()
         self.phase = Phase.ENDED
         self.emit(act.Exit(status, text))
         return 0
