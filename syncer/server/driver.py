@@ -330,7 +330,10 @@ class Driver:
             self.ending = Ending(action.status, action.text)
 
     def close(self) -> None:
-        """Let go of computed results that will never be published."""
+        """Let go of results that will never be published, and of who was being admitted."""
+        for channel, _ in self.arrivals.values():
+            channel.close()
+        self.arrivals.clear()
         for prepared in self.prepared.values():
             self.store.discard(prepared)
         self.prepared.clear()

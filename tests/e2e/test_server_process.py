@@ -1,0 +1,282 @@
+"""The server as a process: exit statuses, signals, the tape, the log, and mistakes of its user."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from syncer.errors import InvariantViolation
+from syncer.server import service
+from syncer.wire import encode, messages
+from syncer.wire.constants import Msg
+from tests.e2e.scripted import (
+    ROOT,
+    ScriptedLearner,
+    ServerProcess,
+    ServerThread,
+    layout_of,
+    wait_until,
+)
+
+SMALL = layout_of((4,))
+ZEROS = np.zeros(4, np.float32)
+
+
+def run_server(*flags: str, module: str = "syncer.server") -> subprocess.CompletedProcess:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SYNCER_", "YETO_"))}
+    return subprocess.run([sys.executable, "-m", module, *flags], cwd=ROOT, env=clean, timeout=60,
+                          capture_output=True, text=True, check=False)
+
+
+def one_sentence(result: subprocess.CompletedProcess) -> str:
+    """What the user reads: one line, no traceback."""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("syncer: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(("flags", "text"), [
+    (("--learners", "0", "--total-steps", "1"), "--learners 0"),
+    (("--learners", "1", "--total-steps", "1", "--quorum", "2"), "--quorum 2"),
+    (("--total-steps", "1"), "--learners is missing"),
+    (("--learners", "1", "--total-steps", "1", "--no-such-flag"), "--no-such-flag is unknown"),
+    (("--learners", "1", "--total-steps", "1", "--host", "0.0.0.0"), "SYNCER_HMAC_KEY"),
+    (("--learners", "1", "--total-steps", "1", "--event-tape", "/no/such/place/tape"), "/no/such"),
+])
+def test_a_bad_flag_is_one_sentence_and_status_2(flags, text):
+    result = run_server(*flags)
+    assert result.returncode == 2
+    assert text in one_sentence(result)
+
+
+def test_a_port_in_use_is_one_sentence_and_status_3():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run_server("--learners", "1", "--total-steps", "1", "--port", port)
+        assert result.returncode == 3
+        assert f"127.0.0.1:{port} is in use" in one_sentence(result)
+        result = run_server("serve", "--learners", "1", "--total-steps", "1", "--port", port,
+                            module="syncer")
+        assert result.returncode == 3
+
+
+def test_an_address_of_another_machine_is_status_3():
+    result = run_server("--learners", "1", "--total-steps", "1", "--port", "0", "--host",
+                        "192.0.2.1", "--allow-unauthenticated")
+    assert result.returncode == 3
+    assert "192.0.2.1:0" in one_sentence(result)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run(tmp_path, signum, status):
+    tape = tmp_path / "tape"
+    with ServerProcess(tmp_path, "--event-tape", str(tape), steps=5) as server:
+        with ScriptedLearner(server.port, 0, SMALL) as learner:
+            learner.send_init([ZEROS])
+            learner.push(learner.pull(1), ZEROS)
+            learner.pull(2)
+            server.signal(signum)
+            learner.ended()
+        assert server.wait() == status
+        assert server.log.find("server totals")
+        assert not server.log.find("Traceback")
+    assert json.loads(tape.read_text().splitlines()[-1]) == {
+        "event": "shutdown", "step": 1, "signal": signum}
+
+
+def test_a_signal_while_nobody_is_connected(tmp_path):
+    with ServerProcess(tmp_path) as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 143
+
+
+def test_a_second_signal_ends_the_process_at_once(tmp_path, monkeypatch):
+    ended = []
+    monkeypatch.setattr(service.os, "_exit", ended.append)
+    with ServerThread(tmp_path) as server:
+        signals = service._Signals(server.server)
+        signals._caught(signal.SIGINT, None)
+        assert not ended
+        signals._caught(signal.SIGTERM, None)
+        assert ended == [143]
+        assert server.wait() == 130
+
+
+def test_handlers_are_given_back(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with ServerThread(tmp_path) as server, service._Signals(server.server):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# ------------------------------------------------------------------------------- run-time ends
+def test_nobody_acknowledges(tmp_path):
+    """58: the exit names who is missing."""
+    with ServerProcess(tmp_path, "--final-ack-timeout-s", "1") as server:
+        with ScriptedLearner(server.port, 0, SMALL) as learner:
+            learner.send_init([ZEROS])
+            learner.push(learner.pull(), ZEROS)
+            learner.until(messages.Manifest)
+            learner.ended()
+        assert server.wait() == 1
+        server.log.wait("final cut not acknowledged in time; missing learners [0]", level="error")
+
+
+def test_a_learner_that_drops_after_the_cut_gets_it_again(tmp_path):
+    """57: the acknowledgement of the new generation counts."""
+    with ServerThread(tmp_path) as server:
+        learner = server.learner(0, SMALL)
+        learner.send_init([ZEROS])
+        learner.push(learner.pull(), ZEROS)
+        learner.until(messages.Manifest)
+        learner.close()
+        server.log.wait("learner disconnected")
+        back = server.learner(0, SMALL)
+        back.finish()
+        assert not [m for m in back.seen if isinstance(m, messages.Bcast)]
+        back.close()
+        assert server.wait() == 0
+
+
+def test_a_stale_push_ends_a_run_with_lag_0(tmp_path):
+    """41: a tape record, then status 1."""
+    tape = tmp_path / "tape"
+    flags = ("--max-base-lag", "0", "--grace-ms", "0", "--event-tape", str(tape))
+    with ServerProcess(tmp_path, *flags, steps=3) as server:
+        with ScriptedLearner(server.port, 0, SMALL) as learner:
+            learner.send_init([ZEROS])
+            learner.push(learner.pull(1), ZEROS)
+            learner.push(learner.pull(2), ZEROS, base=0)
+            learner.ended()
+        assert server.wait() == 1
+    record = json.loads(tape.read_text().splitlines()[-1])
+    assert record["event"] == "rl_strict_failure"
+    assert record["metric"] == "rejected_stale_updates"
+
+
+def test_a_merge_that_overflows_publishes_nothing_and_ends_the_run(tmp_path):
+    with ServerThread(tmp_path, total_steps=3) as server:
+        learner = server.learner(0, SMALL)
+        learner.send_init([np.full(4, 3e38, np.float32)])
+        learner.push(learner.pull(), np.full(4, 3.4e38, np.float32))
+        learner.ended()
+        assert server.wait() == 1
+        assert [m.version for m in learner.seen if isinstance(m, messages.Bcast)] == [0]
+        server.log.wait("merge of step 1 failed", level="error")
+
+
+def test_budget_done_without_a_budget_ends_the_run(tmp_path):
+    with ServerThread(tmp_path) as server:
+        learner = server.learner(0, SMALL)
+        learner.send(encode.encode_budget_done(messages.BudgetDone(5)))
+        learner.ended()
+        assert server.wait() == 1
+        server.log.wait("BUDGET_DONE", level="error")
+
+
+def test_a_final_state_that_cannot_be_written(tmp_path):
+    directory = tmp_path / "out"
+    directory.mkdir()
+    with ServerProcess(tmp_path, "--final-state", str(directory / "state")) as server:
+        with ScriptedLearner(server.port, 0, SMALL) as learner:
+            learner.send_init([ZEROS])
+            pull = learner.pull()
+            directory.rmdir()
+            learner.push(pull, ZEROS)
+            learner.ended()
+            assert Msg.SHUTDOWN not in learner.seen
+        assert server.wait() == 1
+        server.log.wait("final-state could not be written", level="error")
+
+
+def test_a_defect_is_one_line_and_status_1(tmp_path, monkeypatch):
+    with ServerThread(tmp_path) as server:
+        driver = server.server.driver
+
+        def broken(event):
+            raise InvariantViolation("two rounds of one fragment")
+
+        monkeypatch.setattr(driver, "_step", broken)
+        learner = server.learner(0, SMALL)
+        learner.ended()
+        assert server.wait() == 1
+        lines = server.log.find("internal error: InvariantViolation: two rounds", level="error")
+        assert len(lines) == 1
+        assert all(line["level"] == "debug" for line in server.log.find("Traceback"))
+
+
+def test_a_defect_in_a_worker_ends_the_run(tmp_path, monkeypatch):
+    with ServerThread(tmp_path) as server:
+        learner = server.learner(0, SMALL)
+        learner.send_init([ZEROS])
+        pull = learner.pull()
+
+        def broken(*arguments):
+            raise MemoryError("no memory for a merge")
+
+        monkeypatch.setattr(server.server.driver.store, "prepare", broken)
+        learner.push(pull, ZEROS)
+        learner.ended()
+        assert server.wait() == 1
+        server.log.wait("internal error: MemoryError", level="error")
+
+
+# --------------------------------------------------------------------------------- tape and log
+def test_the_log_lines_that_other_programs_look_for(tmp_path):
+    with ServerProcess(tmp_path, "--log-format", "text", steps=1, wait=False) as server:
+        def port():
+            for line in server.log.text().splitlines():
+                if "syncer listening" in line:
+                    return int(line.split("port=")[1].split()[0])
+            assert server.process.poll() is None, server.log.text()
+            return None
+
+        with ScriptedLearner(wait_until(port, "syncer listening"), 0, SMALL) as learner:
+            learner.send_init([ZEROS])
+            learner.push(learner.pull(), ZEROS)
+            learner.finish()
+        assert server.wait() == 0
+        text = server.log.text()
+    at = 0
+    for line in ("syncer listening", "learner connected", "global parameters initialized",
+                 "outer step", "learner finalized",
+                 "all learners acknowledged final cut learners=1",
+                 "training complete after 1 outer steps", "server totals bytes_received="):
+        assert line in text[at:], f"{line} is missing or out of order in\n{text}"
+        at = text.index(line, at)
+    assert "\x1b" not in text
+    assert all(line.startswith("20") for line in text.splitlines())
+
+
+def test_the_tape_is_whole_lines_in_step_order(tmp_path):
+    tape = tmp_path / "tape"
+    tape.write_text('{"event": "of an earlier run"}\n')
+    layout = layout_of((4,), (3,))
+    with ServerThread(tmp_path, total_steps=6, event_tape=str(tape)) as server:
+        learner = server.learner(0, layout)
+        learner.send_init([np.zeros(4, np.float32), np.zeros(3, np.float32)])
+        for step in range(1, 7):
+            pull = learner.pull(step)
+            learner.push(pull, np.ones((4, 3)[pull.fragment]), c_steps=2, c_tokens=10)
+        learner.finish()
+        learner.close()
+        assert server.wait() == 0
+    text = tape.read_text()
+    assert text.endswith("\n")
+    records = [json.loads(line) for line in text.splitlines()]
+    assert [record.get("event") for record in records[:2]] == ["of an earlier run", "init"]
+    merges = records[2:]
+    assert [record["step"] for record in merges] == list(range(1, 7))
+    assert list(merges[0])[:9] == [
+        "protocol_version", "delta_semantics", "sync/layout_hash", "sync/base_version",
+        "sync/responders", "sync/quorum", "sync/rejected_stale_updates", "sync/merge_seconds",
+        "sync/global_delta_norm"]
+    assert merges[0]["responders"][0]["weight"] == 50.0
