@@ -44,6 +44,7 @@ KERNELS = {
         ("blend_portable.c", []),
         ("reduce_portable.c", []),
         ("passes.c", ["openmp"]),
+        ("check.c", []),
         ("merge_fragment.c", ["openmp"]),
     ],
     "x86_64": [
@@ -52,7 +53,13 @@ KERNELS = {
         ("blend_x86_avx2.c", ["-mavx2"]),
         ("reduce_x86_avx2.c", ["-mavx2"]),
     ],
-    "aarch64": [],
+    "aarch64": [
+        # GCC 12 takes +crypto, not +sha2, for these intrinsics
+        ("sha256_arm_sha2.c", ["-march=armv8-a+crypto"]),
+        ("codec_arm_neon.c", []),
+        ("blend_arm_neon.c", []),
+        ("reduce_arm_neon.c", []),
+    ],
 }
 MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 DIRECTIVES = {

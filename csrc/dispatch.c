@@ -94,6 +94,8 @@ const char *sk_variant_name(int family, int i) {
     return variant ? ((const variant_head *)variant)->name : NULL;
 }
 
+const void *sk_variant_table(int family, int i) { return families[family].variants[i]; }
+
 int sk_variant_supported(int family, int i) { return supported(families[family].variants[i]); }
 
 const char *sk_active_name(int family) { return ((const variant_head *)active_of(family))->name; }

@@ -6,8 +6,6 @@
 
 #include <immintrin.h>
 
-extern const uint32_t SK_SHA256_K[64];
-
 /* One stream: the two halves of the state in the order the instructions want, and the window of
  * the last 16 message words. */
 typedef struct {

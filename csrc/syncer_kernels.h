@@ -150,6 +150,7 @@ void sk_init(void);                             /* best supported variant of eve
 const char *sk_family_name(int family);         /* NULL if there is no such family */
 const char *sk_variant_name(int family, int i); /* i-th compiled variant, best first; NULL at the end */
 int sk_variant_supported(int family, int i);
+const void *sk_variant_table(int family, int i); /* its table, of the type of the family */
 const char *sk_active_name(int family);
 /* Points one family at a variant. Not for use while another thread runs kernels. */
 int sk_select(const char *family, const char *variant);
@@ -196,6 +197,18 @@ void sk_rotate(float *out, const float *d, const float *m, double wu, double wv,
 int64_t sk_scan(const float *x, size_t n, int threads);
 int64_t sk_outer_step(int outer, const sk_outer_scalars *scalars, const sk_outer_arrays *arrays,
                       const float *g, size_t n, int threads);
+
+/* What sk_check needs from whoever runs it: memory of exact size, and an ear for failures. */
+typedef struct {
+    void *context;
+    void *(*lend)(void *context, size_t bytes); /* must not fail */
+    void (*give_back)(void *context, void *memory);
+    void (*fail)(void *context, const char *family, const char *variant, const char *what, size_t n);
+} sk_check_host;
+
+/* Golden results of every variant this CPU runs, and each against portable; returns the failures.
+ * Selects variants meanwhile: no other thread may run kernels. */
+int sk_check(const sk_check_host *host);
 
 int sk_has_openmp(void);
 const char *sk_compiler(void);
@@ -255,6 +268,8 @@ static inline uint16_t sk_bf16(float x) { /* round to nearest even, NaN quieted 
 static inline double sk_fold_lanes(const double a[SK_LANES]) {
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
+
+extern const uint32_t SK_SHA256_K[64];
 
 extern const float SK_Q4_LEVELS[8];         /* value of a level at scale 1 */
 extern const uint32_t SK_Q4_THRESHOLDS[7];  /* bits of |x|/scale from which level i+1 begins */

@@ -54,6 +54,14 @@ cdef extern from "syncer_kernels.h" nogil:
     int sk_has_openmp() noexcept
     const char *sk_compiler() noexcept
 
+    ctypedef struct sk_check_host:
+        void *context
+        void *(*lend)(void *context, size_t nbytes) noexcept
+        void (*give_back)(void *context, void *memory) noexcept
+        void (*fail)(void *context, const char *family, const char *variant, const char *what,
+                     size_t n) noexcept
+    int sk_check(const sk_check_host *host)
+
     void sk_sha256_init(sk_sha256 *s) noexcept
     void sk_sha256_update(sk_sha256 *s, const uint8_t *data, size_t n) noexcept
     void sk_sha256_digest(const sk_sha256 *s, uint8_t *out) noexcept

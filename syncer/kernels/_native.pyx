@@ -8,6 +8,7 @@ from cpython.buffer cimport (
     PyBuffer_Release,
     PyObject_GetBuffer,
 )
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
 
@@ -474,6 +475,30 @@ def cpu_features():
 def build_facts():
     """(compiler, whether the passes were built with OpenMP)."""
     return sk_compiler().decode(), bool(sk_has_openmp())
+
+
+cdef void *lend(void *context, size_t nbytes) noexcept:
+    return PyMem_RawMalloc(nbytes if nbytes else 1)
+
+
+cdef void give_back(void *context, void *memory) noexcept:
+    PyMem_RawFree(memory)
+
+
+cdef void note_failure(void *context, const char *family, const char *variant, const char *what,
+                       size_t n) noexcept:
+    (<list>context).append((family.decode(), variant.decode(), what.decode(), n))
+
+
+def check():
+    """Golden results of every variant this CPU runs, and each variant against portable.
+
+    Returns the failures as (family, variant, what, length), empty when all bits are right. Takes
+    about a second and selects variants meanwhile: no other thread may run kernels."""
+    failures = []
+    cdef sk_check_host host = [<void *>failures, lend, give_back, note_failure]
+    sk_check(&host)
+    return failures
 
 
 sk_init()

@@ -8,8 +8,10 @@ import pytest
 from syncer import kernels
 
 F32 = np.float32
-VALUES = np.array([0x7FC12345, 0x80000000, 0x00000001, 0x3F808000, 0x7F800000, 0x807FFFFF, 0x3F818000,
-                   0xC0490FDB], np.uint32).view(F32)
+NEAR_ZERO = [0x80000000, 0x00000001, 0x807FFFFF]
+VALUES = np.array(
+    [0x7FC12345, *NEAR_ZERO, 0x3F808000, 0x7F800000, 0x3F818000, 0xC0490FDB], np.uint32
+).view(F32)
 
 
 @pytest.fixture(params=[name for name, usable in kernels.variants()["codec"] if usable])

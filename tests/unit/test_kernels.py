@@ -142,3 +142,10 @@ def test_nesterov_reports_overflow_and_delayed_nesterov_refuses_its_constants() 
     for period, c in ((0, 0.0), (2, 0.6), (2, -0.1), (2, float("nan"))):
         with pytest.raises(ValueError, match="period, c"):
             kernels.delayed_nesterov(p, m, m, g, 0.7, 0.9, period, c, True, p, m, m.copy())
+
+
+def test_the_built_in_check_finds_every_variant_right_and_keeps_the_selection() -> None:
+    with kernels.forced(codec="portable"):
+        before = kernels.active()
+        assert kernels.check() == []
+        assert kernels.active() == before

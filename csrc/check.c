@@ -1,0 +1,402 @@
+/* Self-check of every variant that this CPU runs: golden results, and comparison with portable.
+ *
+ * Must not allocate by itself: the host lends memory, so that a sanitizer or a guard page sees every
+ * access past an end. Selects variants while it runs, and restores the selection. The expected
+ * values were computed with the NumPy oracle (tests/golden/merge_reference.py). */
+#include "syncer_kernels.h"
+
+#define GOLDEN_N ((size_t)40003 + 16384 + 7) /* full blocks, a ragged tail, both */
+#define WORDS 10                             /* arrays of one comparison */
+
+typedef struct {
+    const sk_check_host *host;
+    const char *family, *variant;
+    uint64_t seed;
+    int failures;
+} check;
+
+static void failed(check *c, const char *what, size_t n) {
+    c->failures++;
+    c->host->fail(c->host->context, c->family, c->variant, what, n);
+}
+
+static void expect_bytes(check *c, const char *what, size_t n, const void *a, const void *b,
+                         size_t bytes) {
+    if (bytes && memcmp(a, b, bytes) != 0) failed(c, what, n);
+}
+
+static int hex_equal(const uint8_t *digest, const char *hex) {
+    static const char digits[] = "0123456789abcdef";
+    for (int i = 0; i < 32; i++)
+        if (hex[2 * i] != digits[digest[i] >> 4] || hex[2 * i + 1] != digits[digest[i] & 15])
+            return 0;
+    return 1;
+}
+
+static void expect_digest(check *c, const char *what, const void *data, size_t bytes,
+                          const char *hex) {
+    sk_sha256 s;
+    uint8_t digest[32];
+    sk_sha256_init(&s);
+    sk_sha256_update(&s, data, bytes);
+    sk_sha256_digest(&s, digest);
+    if (!hex_equal(digest, hex)) failed(c, what, bytes);
+}
+
+static uint64_t splitmix(uint64_t z) {
+    z += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+/* n values in [-1, 1): the top 24 bits of splitmix64(seed * 2^32 + i). */
+static void noise(float *out, uint64_t seed, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        out[i] = (float)((double)(splitmix((seed << 32) + i) >> 40) / 8388608.0 - 1.0);
+}
+
+/* ------------------------------------------------------------------ golden results */
+
+enum { G0, G1, G2, MOM, PARAMS, AVG, OUT, OUT2, OUT3, GOLDEN_ARRAYS };
+
+static void golden_inputs(float **v) {
+    noise(v[MOM], 9, GOLDEN_N);
+    noise(v[PARAMS], 10, GOLDEN_N);
+    noise(v[G0], 1, GOLDEN_N);
+    noise(v[G1], 2, GOLDEN_N);
+    noise(v[G2], 3, GOLDEN_N);
+    sk_accumulate(v[G0], v[MOM], 0.5f, GOLDEN_N, 1);
+    sk_accumulate(v[G1], v[MOM], -0.5f, GOLDEN_N, 1);
+}
+
+static void golden_sums(check *c, float **v, int threads) {
+    double three[3];
+    sk_three(v[G0], v[MOM], GOLDEN_N, three, threads);
+    if (sk_sumsq(v[G0], GOLDEN_N, threads) != 0x1.6daef1018fb35p+14) failed(c, "sumsq", GOLDEN_N);
+    if (three[0] != 0x1.6daef1018fb35p+14) failed(c, "three sums", GOLDEN_N);
+    if (sk_dot(v[G1], v[MOM], GOLDEN_N, threads) != -0x1.25e0756a93a8fp+13)
+        failed(c, "dot", GOLDEN_N);
+    if (sk_rotated_sumsq(v[G2], v[MOM], 0.8123, -0.2511, GOLDEN_N, threads) != 0x1.a94335dc3d294p+13)
+        failed(c, "rotated sum", GOLDEN_N);
+}
+
+static void golden_blends(check *c, float **v, int threads) {
+    static const double weight[3] = {0x1.0000000000000p+21, 0x1.39e5249249249p+20,
+                                     0x1.fca0555555555p+21};
+    const double total = weight[0] + weight[1] + weight[2];
+    const size_t bytes = GOLDEN_N * sizeof(float);
+    for (int l = 0; l < 3; l++)
+        (l ? sk_accumulate : sk_first)(v[AVG], v[G0 + l], (float)(weight[l] / total), GOLDEN_N,
+                                       threads);
+    expect_digest(c, "average", v[AVG], bytes,
+                  "d6c3dddbe9531d7dd6614de7dc2fb3fc1feb7dd18f46a128a53adcf07d87f9a5");
+    memcpy(v[OUT], v[AVG], bytes);
+    sk_scale(v[OUT], -1.7f, GOLDEN_N, threads);
+    expect_digest(c, "scale", v[OUT], bytes,
+                  "db2ffd0e00d1d81c2a3efdac7cd51faf1af741dd13c68f62351e3133c66bc2c0");
+    memcpy(v[OUT], v[AVG], bytes);
+    sk_blend(v[OUT], v[G0], 0.3f, (float)(1 - 0.3), GOLDEN_N, threads);
+    expect_digest(c, "blend", v[OUT], bytes,
+                  "88b3ae7914bd67b88f3165e173cc7268c3a254bdc8e0395cc7b9f329aec4d98e");
+    sk_shrink(v[OUT], v[G1], v[MOM], 0.375f, GOLDEN_N, threads);
+    expect_digest(c, "shrink", v[OUT], bytes,
+                  "7ed24955a81e608acf510e7d09698828db40346254b8678856cd8d6063801d7f");
+    sk_rotate(v[OUT], v[G2], v[MOM], 0.8123, -0.2511, 1.37f, GOLDEN_N, threads);
+    expect_digest(c, "rotate", v[OUT], bytes,
+                  "96907f26198e034fe5b22370b22592e9110eac90e10519fbca87b33916107da5");
+}
+
+static void golden_outer(check *c, float **v, int threads) {
+    static const char *const expected[SK_OUTERS][3] = {
+        [SK_OUTER_NESTEROV] = {"7cf313d7bb8027072c223e8a30625b6b94afcf1c91f7ca6bc1dc9063bf500b00",
+                               "07a14a402667f4aa7f5df9e6cff40f7fe0acd1813369b76361927ed61ae5ffd0",
+                               NULL},
+        [SK_OUTER_SGD] = {"2012aa83972abbc66858745f453bb5ae80c5324fd306e86ae7725ea34cfc17e0", NULL,
+                          NULL},
+        [SK_OUTER_DELAYED_HOLD] = {
+            "027c19af040d0de32f86c4f7e8be02b94549176b825c0df0927b57c9f2d49c65",
+            "b797a89caa4a5c49725a75d7071baa2a4ad9add79fa2ba2e3cb3bc403e4f1fd2",
+            "1bf0804e65689aee02b41956da65b53cd9449918c33d1601ef82e82ff0bc7a12"},
+        [SK_OUTER_DELAYED_APPLY] = {
+            "c3401048ed81ed006f5a4e1de4bf0161a5c660a7a2cd23a485d99a325cd2c55f",
+            "a90ef3f7141a706ec35185091697f241d9b59e007b05dad766f193013367d7db",
+            "8a1ad45201cb5456292affebde63d8772b1d09fb7c218b88cf01f52ed25ed446"}};
+    static const char *const names[SK_OUTERS] = {"nesterov", "sgd", "delayed nesterov, hold",
+                                                 "delayed nesterov, apply"};
+    for (int outer = 0; outer < SK_OUTERS; outer++) {
+        const float mu = 0.9f;
+        double factor = outer == SK_OUTER_DELAYED_APPLY ? 1.0 - 0.25 * 2 + 0.25 : 0.25;
+        sk_outer_scalars scalars = {0.7f, mu, 2.0f, (float)(factor * (double)mu)};
+        noise(v[OUT3], 4, GOLDEN_N); /* the accumulator, updated in place */
+        sk_outer_arrays arrays = {
+            v[PARAMS], {v[MOM], v[OUT3]}, v[OUT], {v[OUT2], v[OUT3]}};
+        if (sk_outer_step(outer, &scalars, &arrays, v[AVG], GOLDEN_N, threads) != -1)
+            failed(c, names[outer], GOLDEN_N);
+        for (int i = 0; i < 3; i++)
+            if (expected[outer][i])
+                expect_digest(c, names[outer], v[OUT + i], GOLDEN_N * sizeof(float),
+                              expected[outer][i]);
+    }
+}
+
+static void golden_codecs(check *c, float **v, int threads) {
+    uint8_t *wire = (uint8_t *)v[OUT2];
+    size_t q4_bytes = (GOLDEN_N + SK_Q4_BLOCK - 1) / SK_Q4_BLOCK * SK_Q4_BYTES;
+    sk_encode_bf16(v[G0], wire, GOLDEN_N, threads);
+    expect_digest(c, "bf16 encode", wire, GOLDEN_N * 2,
+                  "ef392d6172ffc1b988f3f125274ae340e8b1c54984c64f10d1fcce127f8925fc");
+    sk_encode_q4(v[G0], wire, GOLDEN_N, threads);
+    expect_digest(c, "q4 encode", wire, q4_bytes,
+                  "acb4ca6a450b1c497dad16f9fe7cbe32ea73649ea34d33c0dfb6cb14baf8fa9d");
+    if (sk_decode(SK_DTYPE_Q4, wire, v[OUT], GOLDEN_N, 0, threads) != -1)
+        failed(c, "q4 decode", GOLDEN_N);
+    expect_digest(c, "q4 decode", v[OUT], GOLDEN_N * sizeof(float),
+                  "95c11212e7a448b6b0c872b906b7510fc7d11df3f563dfb1cd74e03862514c68");
+    sk_encode_range(SK_DTYPE_F32, v[G0], GOLDEN_N, 0, 4 * GOLDEN_N, wire, threads);
+    if (sk_decode(SK_DTYPE_F32, wire, v[OUT], GOLDEN_N, 1, threads) != -1)
+        failed(c, "f32 decode", GOLDEN_N);
+    expect_digest(c, "f32 decode", v[OUT], GOLDEN_N * sizeof(float),
+                  "52cad6f442d87d797e364e7eed168dc0e28f9bd7379bf2c6d02edc7d1a7ba11e");
+}
+
+static void golden_sha256(check *c, float **v) {
+    static const struct {
+        const char *message, *digest;
+    } nist[] = {
+        {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+        {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"}};
+    for (size_t i = 0; i < sizeof nist / sizeof *nist; i++)
+        expect_digest(c, "sha256", nist[i].message, strlen(nist[i].message), nist[i].digest);
+    memset(v[OUT], 'a', 100000);
+    sk_sha256 s;
+    uint8_t digest[32], other[32];
+    sk_sha256_init(&s);
+    for (int i = 0; i < 10; i++) sk_sha256_update(&s, (uint8_t *)v[OUT], 100000);
+    sk_sha256_digest(&s, digest);
+    if (!hex_equal(digest, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"))
+        failed(c, "sha256", 1000000);
+    sk_sha256_pair((const uint8_t *)"abc", 3, (const uint8_t *)v[OUT], 0, digest, other);
+    if (!hex_equal(digest, nist[1].digest) || !hex_equal(other, nist[0].digest))
+        failed(c, "sha256 pair", 3);
+}
+
+static void golden(check *c, int family, float **v) {
+    static const int threads[] = {1, 2, 3, 8};
+    if (family == SK_SHA256) {
+        golden_sha256(c, v);
+        return;
+    }
+    for (size_t i = 0; i < sizeof threads / sizeof *threads; i++) {
+        golden_inputs(v);
+        if (family == SK_REDUCE) golden_sums(c, v, threads[i]);
+        if (family == SK_CODEC) golden_codecs(c, v, threads[i]);
+        if (family == SK_BLEND) golden_blends(c, v, threads[i]), golden_outer(c, v, threads[i]);
+    }
+}
+
+/* ------------------------------------------------------------------ against portable */
+
+static const size_t lengths[] = {0,   1,   2,    3,    4,    5,    7,     8,     9,     15,   16,
+                                 17,  23,  31,   32,   33,   63,   64,    65,    127,   128,  255,
+                                 256, 257, 509,  511,  512,  513,  1021,  4095,  4096,  4097, 4103,
+                                 8191, 16383, 16384, 16385, 32767, 32768, 32777};
+#define LONGEST 32777
+
+/* Special values strewn into random ones: zeros, subnormals, bf16 ties, largest, not finite. */
+static const uint32_t special[] = {0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000,
+                                   0x3F808000, 0x3F818000, 0xBF808000, 0x7F7F7FFF, 0x7F7F8000,
+                                   0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC12345, 0xFF800001};
+#define FINITE_SPECIALS 11
+
+static uint64_t next(check *c) { return splitmix(c->seed++); }
+
+/* kind 0: any bits; 1: values that sums and products can take; 2: 1 with non-finite ones. */
+static void fill(check *c, float *out, size_t n, int kind) {
+    for (size_t i = 0; i < n; i++) {
+        uint64_t r = next(c);
+        uint32_t bits = (uint32_t)r;
+        if (kind) bits = (bits & 0x807FFFFFu) | ((100 + (uint32_t)((r >> 32) % 45)) << 23);
+        unsigned which = (unsigned)((r >> 40) % 400);
+        if (which < (kind == 1 ? FINITE_SPECIALS - 6 : sizeof special / sizeof *special))
+            bits = special[which];
+        memcpy(out + i, &bits, sizeof bits);
+    }
+}
+
+static void fill_bytes(check *c, uint8_t *out, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = (uint8_t)next(c);
+}
+
+/* Exact-size memory: a read or write past its end is one past the host's allocation. */
+static void *lend(check *c, size_t bytes) { return c->host->lend(c->host->context, bytes); }
+static void give_back(check *c, void *p) { c->host->give_back(c->host->context, p); }
+
+static void compare_sha256(check *c, const sk_sha256_variant *v, const sk_sha256_variant *ref) {
+    for (size_t blocks = 0; blocks < 9; blocks++) {
+        uint8_t *a = lend(c, blocks * 64), *b = lend(c, blocks * 64);
+        uint32_t found[16], expected[16];
+        fill_bytes(c, a, blocks * 64);
+        fill_bytes(c, b, blocks * 64);
+        fill_bytes(c, (uint8_t *)found, sizeof found);
+        memcpy(expected, found, sizeof found);
+        v->compress(found, a, blocks);
+        ref->compress(expected, a, blocks);
+        expect_bytes(c, "compress", blocks, found, expected, sizeof found);
+        v->compress2(found, a, found + 8, b, blocks);
+        ref->compress2(expected, a, expected + 8, b, blocks);
+        expect_bytes(c, "compress2", blocks, found, expected, sizeof found);
+        give_back(c, a);
+        give_back(c, b);
+    }
+}
+
+typedef size_t (*decode_fn)(const uint8_t *, float *, size_t, uint32_t, int);
+
+static void compare_decode(check *c, const char *what, decode_fn ours, decode_fn ref, size_t n,
+                           size_t bytes, size_t unit) {
+    uint8_t *wire = lend(c, bytes);
+    float *found = lend(c, 4 * n), *expected = lend(c, 4 * n);
+    for (int round = 0; round < 3; round++) { /* bytes at random, ordinary values, and streamed */
+        fill_bytes(c, wire, bytes);
+        if (round)
+            for (size_t i = unit == SK_Q4_BYTES ? 3 : unit - 1; i < bytes; i += unit)
+                wire[i] &= 0x3F; /* exponents below the non-finite ones, scales >= 0 */
+        uint32_t flip = round == 1 ? 0 : SK_SIGN;
+        size_t bad = ours(wire, found, n, flip, round == 2), bad_ref = ref(wire, expected, n, flip, 0);
+        if (bad != bad_ref) failed(c, what, n);
+        expect_bytes(c, what, n, found, expected, 4 * n);
+    }
+    give_back(c, wire);
+    give_back(c, found);
+    give_back(c, expected);
+}
+
+static void compare_codec(check *c, const sk_codec_variant *v, const sk_codec_variant *ref, size_t n) {
+    size_t q4 = (n + SK_Q4_BLOCK - 1) / SK_Q4_BLOCK * SK_Q4_BYTES;
+    compare_decode(c, "f32 decode", v->decode_f32, ref->decode_f32, n, 4 * n, 4);
+    compare_decode(c, "bf16 decode", v->decode_bf16, ref->decode_bf16, n, 2 * n, 2);
+    compare_decode(c, "q4 decode", v->decode_q4, ref->decode_q4, n, q4, SK_Q4_BYTES);
+    float *x = lend(c, 4 * n);
+    uint8_t *found = lend(c, q4), *expected = lend(c, q4);
+    uint8_t *halves = lend(c, 2 * n), *halves_ref = lend(c, 2 * n);
+    for (int kind = 0; kind < 2; kind++) {
+        fill(c, x, n, kind);
+        for (int stream = 0; stream < 2; stream++) {
+            v->encode_bf16(x, halves, n, stream);
+            ref->encode_bf16(x, halves_ref, n, 0);
+            expect_bytes(c, "bf16 encode", n, halves, halves_ref, 2 * n);
+        }
+        v->encode_q4(x, found, n);
+        ref->encode_q4(x, expected, n);
+        expect_bytes(c, "q4 encode", n, found, expected, q4);
+    }
+    give_back(c, x);
+    give_back(c, found);
+    give_back(c, expected);
+    give_back(c, halves);
+    give_back(c, halves_ref);
+}
+
+/* w: 0 params, 1 momentum, 2 accumulator, 3..5 outputs, 6 gradient, 7..9 outputs of portable. */
+static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_variant *ref, size_t n,
+                          float **w) {
+    const sk_outer_scalars scalars = {0.7f, 0.9f, 3.0f, 0.225f};
+    const sk_outer_arrays ours = {w[0], {w[1], w[2]}, w[3], {w[4], w[5]}};
+    const sk_outer_arrays theirs = {w[0], {w[1], w[2]}, w[7], {w[8], w[9]}};
+    for (int outer = 0; outer < SK_OUTERS; outer++) {
+        for (int stream = 0; stream < 2; stream++) {
+            for (int i = 3; i < WORDS; i++)
+                if (i != 6) memset(w[i], 0, 4 * n);
+            size_t bad = v->outer[outer](&scalars, &ours, 0, w[6], n, stream);
+            size_t bad_ref = ref->outer[outer](&scalars, &theirs, 0, w[6], n, 0);
+            if (bad != bad_ref) failed(c, "outer step, first bad index", n);
+            for (int i = 0; i < 3; i++)
+                expect_bytes(c, "outer step", n, w[3 + i], w[7 + i], 4 * n);
+        }
+    }
+}
+
+static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_variant *ref, size_t n) {
+    float *w[WORDS];
+    for (int i = 0; i < WORDS; i++) fill(c, w[i] = lend(c, 4 * n), n, 1);
+#define SAME(what, CALL)                                                                          \
+    do {                                                                                          \
+        memcpy(w[0], w[7], 4 * n);                                                                \
+        memcpy(w[1], w[7], 4 * n);                                                                \
+        { const sk_blend_variant *k = v; float *out = w[0]; CALL; }                               \
+        { const sk_blend_variant *k = ref; float *out = w[1]; CALL; }                             \
+        expect_bytes(c, what, n, w[0], w[1], 4 * n);                                              \
+    } while (0)
+    SAME("accumulate", k->accumulate(out, w[2], 0.37f, n));
+    SAME("first", k->first(out, w[2], 0.37f, n));
+    SAME("scale", k->scale(out, -1.7f, n));
+    SAME("blend", k->blend(out, w[2], 0.3f, 0.7f, n));
+    SAME("shrink", k->shrink(out, w[2], w[3], -0.21f, n));
+    SAME("rotate", k->rotate(out, w[2], w[3], 0.8123, -0.2511, 1.37f, n));
+    SAME("shrink in place", k->shrink(out, out, w[3], -0.21f, n));
+    SAME("rotate in place", k->rotate(out, out, w[3], 0.8123, -0.2511, 1.37f, n));
+#undef SAME
+    compare_outer(c, v, ref, n, w);
+    if (n) w[6][next(c) % n] = sk_float(0x7F7FFFFFu); /* 0.9*b overflows only with this one */
+    compare_outer(c, v, ref, n, w);
+    fill(c, w[0], n, 2);
+    if (v->scan(w[0], n) != ref->scan(w[0], n)) failed(c, "finite scan", n);
+    for (int i = 0; i < WORDS; i++) give_back(c, w[i]);
+}
+
+static void compare_reduce(check *c, const sk_reduce_variant *v, const sk_reduce_variant *ref,
+                           size_t n) {
+    enum { BLOCKS = LONGEST / SK_BLOCK + 1 };
+    double found[6 * BLOCKS], expected[6 * BLOCKS];
+    float *x = lend(c, 4 * n), *y = lend(c, 4 * n);
+    fill(c, x, n, 1);
+    fill(c, y, n, 1);
+    memset(found, 0, sizeof found);
+    memset(expected, 0, sizeof expected);
+    v->sumsq(x, n, found), ref->sumsq(x, n, expected);
+    v->dot(x, y, n, found + BLOCKS), ref->dot(x, y, n, expected + BLOCKS);
+    v->three(x, y, n, found + 2 * BLOCKS, BLOCKS), ref->three(x, y, n, expected + 2 * BLOCKS, BLOCKS);
+    v->rotated(x, y, 0.7312, -1.1e-3, n, found + 5 * BLOCKS);
+    ref->rotated(x, y, 0.7312, -1.1e-3, n, expected + 5 * BLOCKS);
+    expect_bytes(c, "block sums", n, found, expected, sizeof found);
+    give_back(c, x);
+    give_back(c, y);
+}
+
+static void compare(check *c, int family, const void *variant, const void *portable) {
+    if (family == SK_SHA256) {
+        compare_sha256(c, variant, portable);
+        return;
+    }
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        if (family == SK_CODEC) compare_codec(c, variant, portable, lengths[i]);
+        if (family == SK_BLEND) compare_blend(c, variant, portable, lengths[i]);
+        if (family == SK_REDUCE) compare_reduce(c, variant, portable, lengths[i]);
+    }
+}
+
+int sk_check(const sk_check_host *host) {
+    check c = {.host = host, .family = "", .variant = "", .seed = 1, .failures = 0};
+    const sk_kernels before = sk_active;
+    float *v[GOLDEN_ARRAYS];
+    for (int i = 0; i < GOLDEN_ARRAYS; i++) v[i] = lend(&c, GOLDEN_N * sizeof(float));
+    for (int family = 0; family < SK_FAMILIES; family++) {
+        int last = 0;
+        while (sk_variant_name(family, last + 1)) last++;
+        for (int i = 0; i <= last; i++) {
+            if (!sk_variant_supported(family, i)) continue;
+            c.family = sk_family_name(family);
+            c.variant = sk_variant_name(family, i);
+            sk_select(c.family, c.variant);
+            golden(&c, family, v);
+            if (i != last) compare(&c, family, sk_variant_table(family, i),
+                                   sk_variant_table(family, last));
+            sk_active = before;
+        }
+    }
+    for (int i = 0; i < GOLDEN_ARRAYS; i++) give_back(&c, v[i]);
+    return c.failures;
+}
