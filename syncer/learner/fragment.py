@@ -6,6 +6,7 @@ since trainers fork. Must not know rounds, versions or sockets.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -62,26 +63,29 @@ class Fragment:
         for local, values in self._beside(np.frombuffer(tensor, "<f4")):
             np.copyto(local, values)
 
-    def pack_values(self) -> memoryview:
-        """The local values in the bulk dtype of the session, as a new buffer."""
+    def pack_values(self, out: np.ndarray) -> None:
+        """Writes the local values in the bulk dtype of the session.
+
+        out: uint8, exactly the bytes of this fragment.
+        """
         dtype = bulk_dtype(self._dtype)
-        out = np.empty(tensor_bytes(self.numel, dtype), np.uint8)
         if dtype == DTYPE_F32:
             for local, values in self._beside(out.view("<f4")):
                 np.copyto(values, local)
         else:
             for (start, stop), local in zip(self._ranges(), self._locals, strict=True):
                 kernels.encode_bf16(local, out[2 * start:2 * stop])
-        return memoryview(out)
 
-    def pack_delta(self) -> memoryview:
-        """local - anchor in the session dtype, as a new buffer; the anchor must be there."""
-        out = np.empty(tensor_bytes(self.numel, self._dtype), np.uint8)
+    def pack_delta(self, out: np.ndarray) -> None:
+        """Writes local - anchor in the session dtype; the anchor must be there.
+
+        out: uint8, exactly the bytes of this fragment.
+        """
         if self._dtype == DTYPE_F32:
             values = out.view("<f4")
             for start, stop, local in self._spans(0, self.numel):
                 np.subtract(local, self.anchor[start:stop], out=values[start:stop])
-            return memoryview(out)
+            return
         encode = kernels.encode_bf16 if self._dtype == DTYPE_BF16 else kernels.encode_q4
         scratch = np.empty(min(WINDOW, self.numel), np.float32)
         for begin in range(0, self.numel, WINDOW):
@@ -91,7 +95,6 @@ class Fragment:
                             out=scratch[start - begin:stop - begin])
             encode(scratch[:end - begin], out[tensor_bytes(begin, self._dtype):
                                               tensor_bytes(end, self._dtype)])
-        return memoryview(out)
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
         return zip(self._offsets[:-1], self._offsets[1:], strict=True)
@@ -103,7 +106,7 @@ class Fragment:
 
     def _spans(self, begin: int, end: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """(start, stop, local values) of the pieces that make up [begin, end)."""
-        index = int(np.searchsorted(self._offsets, begin, "right")) - 1
+        index = bisect_right(self._offsets, begin) - 1
         while index < len(self._locals) and self._offsets[index] < end:
             first = self._offsets[index]
             start, stop = max(begin, first), min(end, self._offsets[index + 1])

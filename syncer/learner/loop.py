@@ -91,6 +91,9 @@ class Learner:
             min_steps_per_sync=min_steps_per_sync)
         self._client = Client(self._session, address, connect_timeout_s=connect_timeout_s,
                               max_reconnects=max_reconnects)
+        self._buffers = _SendBuffers(max(
+            max(self._session.push_bytes(f), self._session.init_bytes(f))
+            for f in range(len(self._fragments))))
         self._next_heartbeat_s = 0.0
         self._done = False
         try:
@@ -219,8 +222,11 @@ class Learner:
             with self._client.lock:
                 push = self._session.answer(pull)
             if push is not None:
-                delta = self._fragments[pull.fragment].pack_delta()
-                if not self._client.send(self._session.push(push, delta)).dropped:
+                delta = self._buffers.take(self._session.push_bytes(pull.fragment))
+                self._fragments[pull.fragment].pack_delta(delta)
+                receipt = self._client.send(self._session.push(push, delta))
+                self._buffers.lend(receipt, delta)
+                if not receipt.dropped:
                     answered.append((pull.fragment, pull.step))
         return tuple(answered)
 
@@ -249,7 +255,10 @@ class Learner:
             client.wait_for(lambda: client.connected)
             receipts: list[Receipt] = []
             for index, fragment in enumerate(self._fragments):
-                receipts.append(client.send(session.init(index, fragment.pack_values())))
+                values = self._buffers.take(session.init_bytes(index))
+                fragment.pack_values(values)
+                receipts.append(client.send(session.init(index, values)))
+                self._buffers.lend(receipts[-1], values)
                 client.wait_for(lambda older=receipts[-2:][0]: older.settled)
                 if any(receipt.dropped for receipt in receipts):
                     break
@@ -297,6 +306,38 @@ class Learner:
                 raise SyncerError(
                     f"FINAL_ACK could not be sent within {ACK_TIMEOUT_S:.0f} s: not connected; "
                     "the parameters are the final ones nevertheless")
+
+
+class _SendBuffers:
+    """Memory for packed tensors that is used again: fresh pages cost more than packing.
+
+    At most two buffers of the largest message are kept. One that was lent for a message comes back
+    when that message was sent; that of a dropped message never does, since a writer of the ended
+    connection may still be reading it.
+    """
+
+    KEPT = 2
+
+    def __init__(self, largest_bytes: int):
+        self._largest_bytes = largest_bytes
+        self._free: list[np.ndarray] = []
+        self._lent: list[tuple[Receipt, np.ndarray]] = []
+
+    def take(self, size: int) -> np.ndarray:
+        """A uint8 array of `size` bytes, contents undefined."""
+        lent, self._lent = self._lent, []
+        for receipt, buffer in lent:
+            if receipt.sent:
+                self._free.append(buffer)
+            elif not receipt.dropped:
+                self._lent.append((receipt, buffer))
+        del self._free[self.KEPT:]
+        buffer = self._free.pop() if self._free else np.empty(self._largest_bytes, np.uint8)
+        return buffer[:size]
+
+    def lend(self, receipt: Receipt, array: np.ndarray) -> None:
+        """Says which message uses an array of `take`."""
+        self._lent.append((receipt, array.base))
 
 
 def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -262,6 +262,34 @@ def test_sends_during_an_outage_are_dropped_silently(place):
     assert place.server.accept().hello.learner == 0
 
 
+@pytest.mark.parametrize("streams", [1, 4])
+def test_racing_readers_never_queue_versions_in_the_wrong_order(place, streams):
+    """Versions of one fragment on several sockets at once; each reader takes what is new to it."""
+    session = make_session(num_streams=streams)
+    client, peer = place.connected(session)
+    newest = 400
+
+    def send(stream: int) -> None:
+        for version in range(1 + stream % streams, newest + 1, streams):
+            tensor = memoryview(values(1, version)).cast("B")
+            head = encode.bcast_head(1, version)
+            [pieces] = encode.chunk_message(Msg.BCAST_FRAGMENT, head, tensor, version)
+            peer.send(b"".join(pieces), stream)
+
+    threads = [threading.Thread(target=send, args=(i + 1,)) for i in range(streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    until(lambda: session.accepted[1] and session.accepted[1][0] == newest, "the newest arrives")
+    client.check()
+    with client.lock:
+        found = [bcast.version for bcast in session.take_broadcasts()]
+    assert found == sorted(set(found))
+    assert found[-1] == newest
+    assert streams > 1 or len(found) == newest
+
+
 # --- what ends a client ------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ from syncer.kernels import decode_bf16, encode_bf16, encode_q4
 from syncer.learner import Learner
 from syncer.learner.client import backoff_s, parse_address
 from syncer.learner.fragment import WINDOW, Fragment
-from syncer.learner.loop import KEY_VARIABLES, _key
+from syncer.learner.group import Receipt
+from syncer.learner.loop import KEY_VARIABLES, _key, _SendBuffers
 from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, tensor_bytes
 
 SHAPES = [
@@ -66,10 +67,12 @@ def test_anchor_blend_and_delta(shapes, dtype):
         elif dtype == DTYPE_BF16:
             expected = as_bf16(delta).tobytes()
         else:
-            packed = np.empty(tensor_bytes(delta.size, DTYPE_Q4), np.uint8)
-            encode_q4(delta, packed)
-            expected = packed.tobytes()
-        assert bytes(fragment.pack_delta()) == expected
+            blocks = np.empty(tensor_bytes(delta.size, DTYPE_Q4), np.uint8)
+            encode_q4(delta, blocks)
+            expected = blocks.tobytes()
+        packed = np.empty(len(expected), np.uint8)
+        fragment.pack_delta(packed)
+        assert packed.tobytes() == expected
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=lambda s: f"{len(s)}x{s[0]}")
@@ -77,14 +80,15 @@ def test_anchor_blend_and_delta(shapes, dtype):
 def test_packed_values_and_overwriting(shapes, dtype):
     local = tensors(shapes, 0)
     fragment = Fragment(local, dtype)
-    packed = fragment.pack_values()
     expected = flat(local) if dtype == DTYPE_F32 else as_bf16(flat(local))
-    assert bytes(packed) == expected.tobytes()
+    packed = np.empty(expected.nbytes, np.uint8)
+    fragment.pack_values(packed)
+    assert packed.tobytes() == expected.tobytes()
     cut = tensors(shapes, 1)
     fragment.overwrite(memoryview(flat(cut).view(np.uint8)))
     for array, values in zip(local, cut, strict=True):
         np.testing.assert_array_equal(array, values)
-    assert bytes(packed) == expected.tobytes()  # a copy: training goes on while it is sent
+    assert packed.tobytes() == expected.tobytes()  # a copy: training goes on while it is sent
 
 
 def test_overwriting_replaces_values_that_are_not_finite():
@@ -105,7 +109,34 @@ def test_an_anchor_does_not_follow_the_local_values():
     fragment.rebase(memoryview(np.full(4, 3, "<f4").view(np.uint8)), 0.0)
     local += 1
     assert fragment.anchor.tolist() == [3] * 4
-    assert np.frombuffer(fragment.pack_delta(), "<f4").tolist() == [1] * 4
+    packed = np.empty(16, np.uint8)
+    fragment.pack_delta(packed)
+    assert packed.view("<f4").tolist() == [1] * 4
+
+
+def test_send_buffers_come_back_when_they_were_sent_and_only_then():
+    buffers = _SendBuffers(100)
+    sent, waiting, dropped = Receipt(1), Receipt(1), Receipt(1)
+    arrays = [buffers.take(size) for size in (100, 60, 10)]
+    assert [array.size for array in arrays] == [100, 60, 10]
+    for receipt, array in zip((sent, waiting, dropped), arrays, strict=True):
+        buffers.lend(receipt, array)
+    sent.one_sent()
+    dropped.dropped = True
+    again = buffers.take(70)
+    assert again.base is arrays[0].base
+    assert all(buffers.take(100).base is not array.base for array in arrays)
+    waiting.one_sent()
+    assert buffers.take(1).base is arrays[1].base
+
+
+def test_no_more_than_two_send_buffers_are_kept():
+    buffers = _SendBuffers(8)
+    arrays = [buffers.take(8) for _ in range(9)]
+    for array in arrays:
+        buffers.lend(Receipt(0), array)
+    kept = [buffers.take(8) for _ in range(4)]
+    assert sum(any(a.base is b.base for b in arrays) for a in kept) == 2
 
 
 GOOD = {"w": np.zeros(3, np.float32)}
