@@ -82,8 +82,9 @@ def _now() -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, str):
-        text = _one_line(value)
-        return json.dumps(text, ensure_ascii=False) if not text or set(' "=') & set(text) else text
+        if value and value.isprintable() and not set(' "=') & set(value):
+            return value
+        return _one_line(json.dumps(value, ensure_ascii=False))
     if isinstance(value, float):
         return f"{value:.6g}"
     return _one_line(str(value))

@@ -1,0 +1,175 @@
+"""The queue of a connection group: order, coalescing, what it keeps alive."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from syncer.server.image import Image
+from syncer.server.outbox import Outbox
+from syncer.wire import encode
+from syncer.wire.constants import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
+from tests.golden.merge_reference import bf16_encode
+
+
+def image(fragment, version, numel=3, kind=Msg.BCAST_FRAGMENT, dtype=DTYPE_F32):
+    params = np.full(numel, version, np.float32)
+    source = SimpleNamespace(fragment=fragment, version=version, params=params)
+    return Image(kind, source, dtype)
+
+
+def drain(outbox, log=None):
+    """Send everything at once; (fragment, version) of each message, and the small frames."""
+    log = [] if log is None else log
+    while True:
+        for frame in outbox.take_small():
+            log.append(frame)
+        piece = outbox.next_piece()
+        if piece is None:
+            if not outbox.has_pieces() and outbox.empty:
+                return log
+            continue
+        bulk, _ = piece
+        name = bulk.image.fragment, bulk.image.version
+        outbox.piece_sent(bulk)
+        if not log or log[-1] != name:
+            log.append(name)
+
+
+def test_a_newer_version_takes_the_place_of_a_queued_one():
+    outbox = Outbox(3)
+    for fragment, version in ((0, 1), (1, 2), (2, 3), (0, 4), (1, 5)):
+        assert outbox.broadcast(image(fragment, version))
+    assert drain(outbox) == [(0, 4), (1, 5), (2, 3)]
+
+
+def test_a_version_is_taken_in_once_on_a_connection():
+    outbox = Outbox(2)
+    assert outbox.broadcast(image(0, 1))
+    assert not outbox.broadcast(image(0, 1))
+    assert not outbox.broadcast(image(0, 0))
+    assert drain(outbox) == [(0, 1)]
+    assert not outbox.broadcast(image(0, 1))
+    assert drain(outbox) == []
+
+
+def test_a_message_that_has_begun_is_finished_and_pins_one_old_version():
+    outbox = Outbox(2)
+    big = CHUNK_SIZE // 4 + 1000  # two chunks
+    outbox.broadcast(image(0, 1, big))
+    bulk, _ = outbox.next_piece()
+    for version in (3, 5, 7):
+        outbox.broadcast(image(0, version, big))
+    assert outbox.held_versions == [(0, 1), (0, 7)]
+    assert outbox.next_piece()[0] is bulk
+    # Its last piece is handed out but not sent: nothing newer of the fragment begins.
+    assert not outbox.has_pieces()
+    assert outbox.next_piece() is None
+    outbox.broadcast(image(1, 2))
+    assert outbox.next_piece()[0].image.fragment == 1
+    outbox.piece_sent(bulk)
+    assert outbox.next_piece() is None
+    outbox.piece_sent(bulk)
+    assert outbox.held_versions == [(1, 2), (0, 7)]
+    assert outbox.next_piece()[0].image.version == 7
+
+
+def test_a_pull_waits_for_the_broadcasts_of_its_fragment_only():
+    outbox = Outbox(2)
+    outbox.broadcast(image(0, 1))
+    outbox.pull(1, b"pull 1")
+    outbox.pull(0, b"pull 0")
+    assert drain(outbox) == [b"pull 1", (0, 1), b"pull 0"]
+
+
+def test_a_pull_waits_behind_the_newest_broadcast_also_when_an_older_one_is_under_way():
+    outbox = Outbox(1)
+    outbox.broadcast(image(0, 1))
+    bulk, _ = outbox.next_piece()
+    outbox.pull(0, b"of version 1")
+    outbox.broadcast(image(0, 2))
+    outbox.pull(0, b"of version 2")
+    outbox.piece_sent(bulk)
+    assert drain(outbox) == [(0, 2), b"of version 2"]
+
+
+def test_pulls_that_nobody_reads_do_not_pile_up():
+    outbox = Outbox(2)
+    for step in range(1000):
+        outbox.pull(step % 2, b"pull %d" % step)
+    assert outbox.take_small() == [b"pull 998", b"pull 999"]
+    assert outbox.take_small() == []
+
+
+def test_a_catch_up_ends_once_and_names_what_was_sent():
+    outbox = Outbox(2)
+    outbox.catch_up([image(0, 1), image(1, 2)])
+    assert outbox.caught_up() is None
+    bulk, _ = outbox.next_piece()
+    outbox.piece_sent(bulk)
+    outbox.broadcast(image(0, 3))
+    outbox.broadcast(image(1, 4))
+    assert drain(outbox) == [(1, 4), (0, 3)]
+    assert outbox.caught_up() == (3, 4)
+    assert outbox.caught_up() is None
+
+
+def test_a_second_catch_up_sends_nothing_twice():
+    outbox = Outbox(2)
+    outbox.catch_up([image(0, 0), image(1, 0)])
+    drain(outbox)
+    assert outbox.caught_up() == (0, 0)
+    outbox.catch_up([image(0, 0), image(1, 0)])
+    assert outbox.caught_up() == (0, 0)
+
+
+def test_the_final_cut_replaces_what_is_queued_and_the_manifest_is_last():
+    outbox = Outbox(2)
+    outbox.broadcast(image(0, 3))
+    outbox.broadcast(image(1, 2))
+    bulk, _ = outbox.next_piece()
+    outbox.pull(0, b"pull")
+    outbox.frame(b"error")
+    cut = [image(0, 3, kind=Msg.FINAL_FRAGMENT), image(1, 4, kind=Msg.FINAL_FRAGMENT)]
+    outbox.final_cut(cut, b"manifest")
+    outbox.pull(1, b"too late")
+    assert not outbox.broadcast(image(1, 5))
+    outbox.piece_sent(bulk)
+    assert drain(outbox) == [b"error", (0, 3), (1, 4), b"manifest"]
+    assert outbox.empty
+
+
+@pytest.mark.parametrize("numel", [1, 1000, CHUNK_SIZE // 4, CHUNK_SIZE + 17])
+@pytest.mark.parametrize("dtype", [DTYPE_F32, DTYPE_BF16, DTYPE_Q4])
+def test_the_pieces_are_the_frame(numel, dtype):
+    """Cut at multiples of CHUNK_SIZE, encoded range by range, and nothing is encoded too early."""
+    rng = np.random.default_rng(numel)
+    params = rng.standard_normal(numel).astype(np.float32)
+    source = SimpleNamespace(fragment=1, version=9, params=params)
+    outbox = Outbox(2)
+    outbox.broadcast(Image(Msg.BCAST_FRAGMENT, source, dtype))
+    inner, heads = b"", []
+    while (piece := outbox.next_piece()) is not None:
+        bulk, (head, body) = piece
+        data = bytes(head) + bytes(body)
+        heads.append(data[13:37])
+        inner += data[37:]
+        assert len(data) <= 37 + CHUNK_SIZE
+        outbox.piece_sent(bulk)
+    body = params.tobytes() if dtype == DTYPE_F32 else bf16_encode(params).tobytes()
+    payload = encode.bcast_head(1, 9) + body
+    assert inner == encode.frame(Msg.BCAST_FRAGMENT, payload)
+    assert [int.from_bytes(head[16:], "little") for head in heads] == list(
+        range(0, len(inner), CHUNK_SIZE))
+    assert {head[:8] for head in heads} == {bytes(8)}
+
+
+def test_an_encoded_image_lets_go_of_its_source():
+    """bf16 readers must not pin the f32 version."""
+    shared = image(0, 1, 10, dtype=DTYPE_BF16)
+    shared.ready(3)
+    assert shared.source is not None
+    shared.ready(20)
+    assert shared.source is None

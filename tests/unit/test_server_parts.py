@@ -1,0 +1,304 @@
+"""Small parts of the server: loop, workers, buffers, log, tape, final state."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import socket
+import struct
+import threading
+
+import numpy as np
+import pytest
+
+from syncer.server.buffers import BufferPool
+from syncer.server.final_state import write_final_state
+from syncer.server.log import Log
+from syncer.server.loop import POSTED_PER_TURN, READ, Handler, Loop
+from syncer.server.tape import Tape, TapeError
+from syncer.server.workers import Job, Workers
+
+
+@pytest.fixture
+def loop():
+    made = Loop()
+    yield made
+    made.close()
+
+
+def poll_until(loop, reached):
+    """Turn the loop until something is there; only a defect makes this take long."""
+    deadline_ns = loop.now_ns() + 60 * 10**9
+    while not reached():
+        assert loop.now_ns() < deadline_ns
+        loop.poll(deadline_ns)
+
+
+# ----------------------------------------------------------------------------------------- loop
+def test_timers_fire_in_order_and_not_when_cancelled(loop):
+    fired = []
+    now_ns = loop.now_ns()
+    loop.call_at(now_ns + 2000, lambda: fired.append("second"))
+    loop.call_at(now_ns + 1000, lambda: fired.append("first"))
+    loop.call_at(now_ns + 1500, lambda: fired.append("never")).cancel()
+    loop.call_at(now_ns + 2000, lambda: fired.append("third"))
+    poll_until(loop, lambda: len(fired) == 3)
+    assert fired == ["first", "second", "third"]
+
+
+def test_a_deadline_ends_the_wait_and_a_timer_is_not_early(loop):
+    begun_ns = loop.now_ns()
+    fired = []
+    loop.call_at(begun_ns + 30_000_000, lambda: fired.append(loop.now_ns()))
+    loop.poll(begun_ns + 1_000_000)
+    poll_until(loop, lambda: fired)
+    assert fired[0] >= begun_ns + 30_000_000
+
+
+def test_posts_of_other_threads_come_in_order_and_in_this_thread(loop):
+    seen = []
+    count = 3 * POSTED_PER_TURN
+
+    def post():
+        for i in range(count):
+            loop.post(lambda i=i: seen.append((i, threading.get_ident())))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    poll_until(loop, lambda: len(seen) == count)
+    thread.join()
+    assert seen == [(i, threading.get_ident()) for i in range(count)]
+
+
+def test_a_handler_that_left_in_the_same_turn_is_harmless(loop):
+    """Two sockets are ready; the first one's handler unregisters the second."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    ready = []
+
+    class Reader(Handler):
+        def ready(self, events):
+            ready.append(self)
+            for one, _ in pairs:
+                loop.unregister(one)
+            pairs.clear()
+
+    closing = [end for pair in pairs for end in pair]
+    for one, other in pairs:
+        other.send(b"x")
+        loop.register(one, READ, Reader())
+    poll_until(loop, lambda: ready)
+    for end in closing:
+        end.close()
+    assert 1 <= len(ready) <= 2
+
+
+# -------------------------------------------------------------------------------------- workers
+def test_results_and_errors_come_back_through_the_loop(loop):
+    workers = Workers(loop, 2)
+    answers = []
+    workers.submit(Job(lambda: 7, lambda *answer: answers.append(answer)))
+    workers.submit(Job(lambda: 1 // 0, lambda *answer: answers.append(answer)))
+    poll_until(loop, lambda: len(answers) == 2)
+    workers.close()
+    values = sorted(answers, key=lambda answer: answer[0] is None)
+    assert values[0] == (7, None)
+    assert isinstance(values[1][1], ZeroDivisionError)
+
+
+def test_two_waiting_jobs_of_a_kind_are_paired(loop):
+    workers = Workers(loop, 1)
+    gate = threading.Event()
+    paired, done = [], []
+
+    def pair(first, second):
+        paired.append((first, second))
+
+    workers.submit(Job(gate.wait, lambda *answer: done.append("gate")))
+    for name in "abcde":
+        kind = None if name == "b" else pair
+        workers.submit(Job(lambda name=name: name, lambda r, e: done.append(r), kind, name))
+    gate.set()
+    poll_until(loop, lambda: len(done) == 6)
+    workers.close()
+    assert paired == [("a", "c"), ("d", "e")]
+    assert sorted(done[1:]) == list("abcde")
+
+
+def test_a_pair_that_fails_fails_both(loop):
+    workers = Workers(loop, 1)
+    gate = threading.Event()
+    errors = []
+
+    def pair(first, second):
+        raise MemoryError
+
+    workers.submit(Job(gate.wait, lambda *answer: None))
+    for _ in range(2):
+        workers.submit(Job(lambda: 1, lambda r, e: errors.append(type(e)), pair))
+    gate.set()
+    poll_until(loop, lambda: len(errors) == 2)
+    workers.close()
+    assert errors == [MemoryError, MemoryError]
+
+
+def test_closing_drops_what_has_not_begun(loop):
+    workers = Workers(loop, 1)
+    gate, begun = threading.Event(), threading.Event()
+    ran = []
+
+    def first():
+        begun.set()
+        gate.wait()
+        ran.append(1)
+
+    workers.submit(Job(first, lambda *answer: None))
+    workers.submit(Job(lambda: ran.append(2), lambda *answer: None))
+    begun.wait()
+    closing = threading.Thread(target=workers.close)
+    closing.start()
+    while workers.jobs:
+        os.sched_yield()
+    gate.set()
+    closing.join()
+    assert ran == [1]
+
+
+# -------------------------------------------------------------------------------------- buffers
+def test_buffers_are_used_again_and_free_memory_is_bounded():
+    pool = BufferPool(free_bytes_max=4 * 250)
+    arrays = [pool.take(100) for _ in range(3)]
+    assert pool.lent == 3
+    memory = {array.ctypes.data for array in arrays}
+    for array in arrays:
+        pool.give_back(array)
+    assert pool.lent == 0
+    assert pool.free_bytes == 800
+    again = pool.take(90)
+    assert again.size == 90
+    assert again.ctypes.data in memory
+    pool.give_back(again)
+    assert pool.take(40).ctypes.data not in memory, "more than half of a buffer would lie idle"
+    assert pool.take(101).ctypes.data not in memory
+
+
+def test_the_buffer_that_fits_best_is_taken():
+    pool = BufferPool(free_bytes_max=10**6)
+    large, small = pool.take(150), pool.take(110)
+    at = small.ctypes.data
+    pool.give_back(large)
+    pool.give_back(small)
+    assert pool.take(100).ctypes.data == at
+
+
+# ------------------------------------------------------------------------------------------ log
+def written(form, level="info", *, write):
+    read_end, write_end = os.pipe()
+    write(Log(level, form, write_end))
+    os.close(write_end)
+    with open(read_end, encoding="utf-8") as file:
+        return file.read()
+
+
+def test_a_text_line_is_one_line_whatever_a_peer_says():
+    text = written("text", write=lambda log: log.warning(
+        "refused", peer="1.2.3.4:5", reason="a\nb \x1b[31m \u202e兼容组", n=3, x=0.1234567, empty=""))
+    assert text.count("\n") == 1
+    assert text.endswith(
+        'WARN  refused peer=1.2.3.4:5 reason="a\\nb \\u001b[31m \\u202e兼容组" n=3 x=0.123457 '
+        'empty=""\n')
+
+
+def test_json_lines_carry_their_fields_and_fixed_keys_win():
+    def write(log):
+        log.error("what\nhappened", time="never", step=3, path=None)
+
+    record = json.loads(written("json", write=write))
+    assert list(record) == ["time", "level", "message", "step", "path"]
+    assert record["message"] == "what\nhappened"
+    assert record["level"] == "error"
+    assert record["time"] != "never"
+
+
+@pytest.mark.parametrize(("level", "lines"), [("debug", 4), ("info", 3), ("warning", 2),
+                                              ("error", 1)])
+def test_levels(level, lines):
+    def write(log):
+        for name in ("debug", "info", "warning", "error"):
+            getattr(log, name)("x")
+
+    assert written("text", level, write=write).count("\n") == lines
+
+
+def test_colour_only_on_a_terminal():
+    ours, theirs = pty.openpty()
+    try:
+        Log("info", "text", theirs).info("hello")
+        assert b"\x1b[32mINFO " in os.read(ours, 4096)
+        Log("info", "json", theirs).info("hello")
+        assert b"\x1b" not in os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "\x1b" not in written("text", write=lambda log: log.info("hello"))
+
+
+def test_a_log_that_nobody_reads_stops_nothing():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    Log("info", "text", write_end).info("into the void")
+    os.close(write_end)
+
+
+# --------------------------------------------------------------------------- tape, final state
+def test_the_tape_appends_whole_records(tmp_path):
+    path = tmp_path / "tape"
+    for step in (1, 2):
+        tape = Tape(path)
+        tape.write({"step": step, "组": "é"})
+        tape.close()
+    assert path.read_text("utf-8") == '{"step": 1, "组": "é"}\n{"step": 2, "组": "é"}\n'
+
+
+def test_a_record_that_does_not_fit_leaves_the_tape_whole(tmp_path, monkeypatch):
+    tape = Tape(tmp_path / "tape")
+    tape.write({"step": 1})
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
+    with pytest.raises(TapeError, match="only 5 of 12 bytes"):
+        tape.write({"step": 2})
+    monkeypatch.undo()
+    tape.write({"step": 3})
+    tape.close()
+    assert (tmp_path / "tape").read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+def test_a_full_device_is_a_tape_error():
+    tape = Tape("/dev/full")
+    with pytest.raises(TapeError, match="No space left"):
+        tape.write({"step": 1})
+    tape.close()
+
+
+def test_the_final_state_file(tmp_path):
+    path = tmp_path / "state"
+    path.write_bytes(b"of an earlier run")
+    fragments = [np.array([1, -2.5], np.float32), np.array([0.0], np.float32)]
+    expected = struct.pack("<IQffQf", 2, 2, 1, -2.5, 1, 0)
+    assert write_final_state(path, fragments) == len(expected)
+    assert path.read_bytes() == expected
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
+
+
+def test_a_final_state_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "state"
+    path.write_bytes(b"old")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_final_state(path, [np.zeros(3, np.float32)])
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["state"]
