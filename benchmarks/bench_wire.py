@@ -26,6 +26,7 @@ from syncer.core.layout import RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.wire import encode  # noqa: E402
 from syncer.wire.constants import CHUNK_SIZE, DTYPE_F32, HEADER_BYTES, MAGIC, Msg  # noqa: E402
 from syncer.wire.frames import FrameReader  # noqa: E402
+from syncer.wire.hello import Hello, parse_hello  # noqa: E402
 from syncer.wire.limits import Limits  # noqa: E402
 from syncer.wire.messages import Heartbeat, Pull, parse_heartbeat  # noqa: E402
 
@@ -140,6 +141,16 @@ def test_small_messages(benchmark):
         parse_heartbeat(payload, 7)
 
     benchmark(both)
+
+
+@pytest.mark.parametrize("fragments", [1, 1_290_000])
+def test_large_hellos(benchmark, fragments):
+    """41,643 tensors in one fragment, and the most fragments that fit into the largest HELLO."""
+    numels = (7,) * (41_643 if fragments == 1 else 1)
+    layout = Layout((FragmentLayout(RDA, numels),) * fragments)
+    hello = Hello(0, 1, DTYPE_F32, layout, bytes(32), bytes(32))
+    payload = encode.encode_hello(hello)[HEADER_BYTES:]
+    benchmark.pedantic(parse_hello, (payload,), {"key": None, "learners": 1}, rounds=3)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import hmac
 from struct import Struct, unpack_from
 from typing import NamedTuple
 
-from ..core.layout import ISO, MERGE_MODES, FragmentLayout, Layout
+from ..core.layout import Layout
 from ..errors import LocalProtocolError, RemoteProtocolError
 from .constants import (
     COMPAT_GROUP_BYTES_MAX,
@@ -20,6 +20,7 @@ from .constants import (
     PROTOCOL_VERSION,
     STREAMS_MAX,
 )
+from .layout import parse_layout
 from .limits import Limits
 
 HELLO_HEAD = Struct("<HIQBI")
@@ -28,7 +29,6 @@ FRAGMENT_HEAD = Struct("<BI")
 """merge_mode, num_tensors."""
 TRAILER_HEAD_BYTES = 8
 """Magic and length in front of the compat group."""
-U64_MAX = 2**64 - 1
 
 
 class Hello(NamedTuple):
@@ -142,47 +142,11 @@ def _parse_body(cursor: _Cursor, learners: int) -> Hello:
 
 
 def _parse_layout(cursor: _Cursor) -> Layout:
-    (count,) = cursor.values("<I", 4)
-    if count == 0:
+    (fragments,) = cursor.values("<I", 4)
+    if fragments == 0:
         raise RemoteProtocolError("layout must contain at least one fragment")
-    if count > cursor.remaining // FRAGMENT_HEAD.size:
-        raise RemoteProtocolError(
-            f"num_fragments {count} does not fit in the {cursor.remaining} bytes left"
-        )
-    layout = Layout(tuple(_parse_fragment(cursor, index) for index in range(count)))
-    if layout.numel > U64_MAX:
-        raise RemoteProtocolError("layout numel overflows 64 bits")
+    layout, cursor.at = parse_layout(cursor.data, cursor.at, fragments)
     return layout
-
-
-def _parse_fragment(cursor: _Cursor, index: int) -> FragmentLayout:
-    merge_mode, count = cursor.values("<BI", FRAGMENT_HEAD.size)
-    if merge_mode not in MERGE_MODES:
-        raise RemoteProtocolError(f"fragment {index} has unknown merge mode {merge_mode}")
-    if count == 0:
-        raise RemoteProtocolError(f"fragment {index} must contain at least one tensor")
-    if count > cursor.remaining // 8:
-        raise RemoteProtocolError(
-            f"fragment {index} has num_tensors {count}, which does not fit in the "
-            f"{cursor.remaining} bytes left"
-        )
-    numels = cursor.values(f"<{count}Q", 8 * count)
-    if 0 in numels:
-        raise RemoteProtocolError(f"fragment {index} tensor {numels.index(0)} has no elements")
-    if sum(numels) > U64_MAX:
-        raise RemoteProtocolError(f"fragment {index} numel overflows 64 bits")
-    if merge_mode != ISO:
-        return FragmentLayout(merge_mode, numels)
-    flat = cursor.values(f"<{2 * count}Q", 16 * count)
-    shapes = tuple(zip(flat[::2], flat[1::2], strict=True))
-    for tensor, ((rows, cols), numel) in enumerate(zip(shapes, numels, strict=True)):
-        # A numel is never 0 here, so a zero row or column cannot give an equal product.
-        if rows * cols != numel:
-            raise RemoteProtocolError(
-                f"fragment {index} tensor {tensor} has shape {rows} x {cols}, "
-                f"which is not its numel {numel}"
-            )
-    return FragmentLayout(merge_mode, numels, shapes)
 
 
 def _parse_tail(cursor: _Cursor) -> tuple[bytes | None, int, str | None]:

@@ -62,10 +62,11 @@ class Limits(NamedTuple):
 
         Raises LocalProtocolError if a size of this layout cannot be addressed.
         """
-        init = INIT_HEAD_BYTES + tensor_bytes(layout.largest, bulk_dtype(dtype))
-        push = PUSH_HEAD_BYTES + tensor_bytes(layout.largest, dtype)
+        largest = layout.largest
+        init = INIT_HEAD_BYTES + tensor_bytes(largest, bulk_dtype(dtype))
+        push = PUSH_HEAD_BYTES + tensor_bytes(largest, dtype)
         # The final cut is f32 whatever the session dtype: it must be addressable too.
-        final = FINAL_HEAD_BYTES + tensor_bytes(layout.largest, DTYPE_F32)
+        final = FINAL_HEAD_BYTES + tensor_bytes(largest, DTYPE_F32)
         allowed = {
             Msg.INIT_PARAMS: init,
             Msg.PUSH_FRAGMENT: push,
@@ -80,8 +81,9 @@ class Limits(NamedTuple):
     @classmethod
     def for_client(cls, layout: Layout, dtype: int) -> Limits:
         """Of every socket of a learner. Raises LocalProtocolError like `for_server`."""
-        bcast = BCAST_HEAD_BYTES + tensor_bytes(layout.largest, bulk_dtype(dtype))
-        final = FINAL_HEAD_BYTES + tensor_bytes(layout.largest, DTYPE_F32)
+        largest = layout.largest
+        bcast = BCAST_HEAD_BYTES + tensor_bytes(largest, bulk_dtype(dtype))
+        final = FINAL_HEAD_BYTES + tensor_bytes(largest, DTYPE_F32)
         allowed = {
             Msg.PULL_REQ: PULL_BYTES,
             Msg.BCAST_FRAGMENT: bcast,

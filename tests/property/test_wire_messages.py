@@ -50,7 +50,7 @@ KEYS = st.none() | st.binary(min_size=1, max_size=40)
 
 
 def outcome(parse, payload) -> tuple:
-    """(message, None) or (None, text of the refusal); anything else that is raised fails the test."""
+    """(message, None) or (None, text of the refusal); any other error fails the test."""
     try:
         return parse(payload), None
     except RemoteProtocolError as error:
