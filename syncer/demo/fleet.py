@@ -157,4 +157,6 @@ class Fleet:
             for child in self.children:
                 if child.process.poll() is None:
                     child.process.kill()
+                for pipe in (child.process.stdout, child.process.stderr):
+                    pipe.close()
             self._selector.close()

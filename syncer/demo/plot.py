@@ -79,13 +79,16 @@ def draw_merges(axes, outcome: Outcome) -> None:
                        colors=f"C{each.learner % 10}")
     for what, (marker, colour, label) in MARKS.items():
         points = [(h["t_s"], h["learner"]) for h in outcome.happenings if h["what"] == what]
+        if not points:
+            continue
         axes.plot(*columns(points), marker, color=colour, markersize=8, label=label, zorder=5,
                   markeredgecolor="white", linestyle="none")
     axes.set_yticks([each.learner for each in outcome.learners][:LEARNERS_IN_LEGEND])
     axes.set_ylim(len(outcome.learners) - 0.4, -0.6)
     axes.set_ylabel("merges with\nlearner")
     axes.set_xlabel("seconds of training")
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if any(h["what"] in MARKS for h in outcome.happenings):
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def baseline_points(outcome: Outcome) -> list[tuple[float, float]]:

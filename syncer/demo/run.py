@@ -103,6 +103,9 @@ class Demo:
         if self.server.status != 0:
             raise DemoFailed(f"the server ended with status {self.server.status}: "
                              f"{last_words(self.watch.complaints)}")
+        for learner, child in self.learners.items():
+            if learner not in self.watch.finalized:  # it would go on looking for the server
+                child.send(signal.SIGTERM)
         self._pump_until(lambda: not any(c.alive for c in self.learners.values()),
                          CLOSING_TIMEOUT_S)
         return INTERRUPTED if self.stop.asked else FINAL_CUT
@@ -200,7 +203,8 @@ class Demo:
         if child.role != "learner" or self.learners.get(child.learner) is not child:
             return
         view = self.watch.learners[child.learner]
-        if view.end is None and view.state != KILLED and not self.stop.asked:
+        asked = self.stop.asked or exited.status == 128 + signal.SIGTERM
+        if view.end is None and view.state != KILLED and not asked:
             view.state = FAILED
             self.watch.happened("loss", f"learner {child.learner} ended unexpectedly with status "
                                 f"{exited.status}: {last_words(child.complaints)}", child.learner)

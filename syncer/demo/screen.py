@@ -11,6 +11,7 @@ import time
 from syncer.demo.watch import LearnerView, Watch
 
 PLAIN_INTERVAL_S = 2.0
+REDRAW_INTERVAL_S = 0.1
 WIDTH = 80
 BAR_WIDTH = 30
 
@@ -55,6 +56,7 @@ class RichScreen:
         self._console = Console(highlight=False, soft_wrap=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
+        self._next_s = 0.0
         self._told = 0
 
     def show(self, watch: Watch) -> None:
@@ -62,7 +64,10 @@ class RichScreen:
         for happening in watch.happenings[self._told:]:
             self.say(f"{happening['t_s']:6.1f} s  {happening['text']}")
         self._told = len(watch.happenings)
-        self._live.update(self._table(watch), refresh=True)
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + REDRAW_INTERVAL_S
+            self._live.update(self._table(watch), refresh=True)
 
     def say(self, text: str) -> None:
         """One line above the table."""
@@ -74,11 +79,12 @@ class RichScreen:
 
     def _table(self, watch: Watch):
         from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
 
-        table = Table(title=headline(watch), title_justify="left", title_style="bold",
+        table = Table(title=Text(headline(watch)), title_justify="left", title_style="bold",
                       width=min(WIDTH, self._console.width), box=None, padding=(0, 1))
         table.add_column("learner")
-        table.add_column("state")
+        table.add_column("state", min_width=len("returning"))
         for name in ("own steps", "training loss", "held out", "tokens/s"):
             table.add_column(name, justify="right", no_wrap=True)
         alone = [] if watch.baseline is None else [watch.baseline]
@@ -116,15 +122,20 @@ def progress_line(watch: Watch) -> str:
     losses = [v.loss for v in training if v.loss is not None]
     held_out = [v.held_out for v in training if v.held_out is not None]
     total = sum(v.tokens_per_s or 0.0 for v in training)
-    parts = [f"{watch.training_s:6.1f} s  outer step {watch.outer_step}/{watch.total_steps}",
-             f"{len(training)} training"]
+    parts = [f"{watch.training_s:6.1f} s  outer step {watch.outer_step}/{watch.total_steps}"]
+    if len(training) < len(watch.learners):
+        parts.append(f"{len(training)} of {len(watch.learners)} training")
     if losses:
         parts.append(f"loss {sum(losses) / len(losses):.3f}")
     if held_out:
         parts.append(f"held out {sum(held_out) / len(held_out):.3f}")
     if total:
         parts.append(f"{total:,.0f} tokens/s")
-    return "  ".join(parts)
+    line = parts[0]
+    for part in parts[1:]:
+        if len(line) + 2 + len(part) <= WIDTH:
+            line += "  " + part
+    return line
 
 
 def baseline_line(view: LearnerView) -> str:

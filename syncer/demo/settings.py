@@ -9,7 +9,7 @@ from __future__ import annotations
 LEARNERS = 3
 SECONDS = 60.0
 SEED = 0
-DTYPES = ("bf16", "f32")
+DTYPES = ("bf16", "f32", "q4")
 
 BATCH = 128
 """Bytes that one own step predicts."""

@@ -97,6 +97,8 @@ class Watch:
         self.baseline_curve: list[dict[str, Any]] = []
         self.totals: dict[str, Any] | None = None
         """The server's own closing line."""
+        self.finalized: set[int] = set()
+        """Learners that confirmed the final cut."""
         self.complaints: list[str] = []
         """Errors the server logged."""
         self.curve: list[dict[str, Any]] = []
@@ -180,6 +182,8 @@ class Watch:
         elif message == "global parameters initialized":
             self._initialized = True
             self._begin_if_ready()
+        elif message == "learner finalized":
+            self.finalized.add(record["learner"])
         elif message == "server totals":
             self.totals = record
         elif message == "learner connected":
