@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from ..errors import ConfigError, LocalProtocolError
+from ..errors import ConfigError, LocalProtocolError, SyncerError
 from ..wire.encode import chunk_count
 from .group import Group, Receipt
 from .session import CONTROL, Bulk, ConnectionFailed, Session
@@ -50,6 +50,11 @@ def parse_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or not (
             0 < int(port) < 65536):
         raise ConfigError(f"address {address!r} is not host:port, for example 127.0.0.1:29400")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise ConfigError(f"address {address!r} has a host that cannot be looked up: {error}"
+                          ) from None
     return host, int(port)
 
 
@@ -107,7 +112,7 @@ class Client:
         self._closing = threading.Event()
         self._clock = clock
         self._pause = pause or self._closing.wait
-        self._say = say
+        self.say = say
         self._group: Group | None = None
         self._supervisor: threading.Thread | None = None
         self._past_bytes = [0, 0]
@@ -126,7 +131,7 @@ class Client:
         start = reported = self._clock()
         deadline = start + self._connect_timeout_s
         attempts = 0
-        self._say(f"dialing {self._shown}")
+        self.say(f"dialing {self._shown}")
         while True:
             attempts += 1
             try:
@@ -141,9 +146,9 @@ class Client:
                     f"{self._connect_timeout_s:.0f} s ({reason}); start it, or correct the address")
             if now - reported >= FIRST_REPORT_S:
                 reported = now
-                self._say(f"{self._shown} not reachable yet after {now - start:.0f} s ({reason})")
+                self.say(f"{self._shown} not reachable yet after {now - start:.0f} s ({reason})")
             self._pause(FIRST_PAUSE_S)
-        self._say(f"connected to {self._shown} after {attempts} "
+        self.say(f"connected to {self._shown} after {attempts} "
                   f"attempt{'s' if attempts > 1 else ''}")
         self._supervisor = threading.Thread(
             target=self._supervise, daemon=True, name="syncer-supervisor")
@@ -187,6 +192,10 @@ class Client:
             self.changed.notify_all()
         if self._supervisor is not None:
             self._supervisor.join(CLOSE_S)
+            if self._supervisor.is_alive():
+                return  # a dial that hangs: it looks at `_closing` when it is through
+        if self._group is not None:
+            self._group.close(0.0)
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until `condition()`, called under the lock, holds; False after `timeout_s` seconds.
@@ -261,6 +270,15 @@ class Client:
             self.changed.notify_all()
 
     def _supervise(self) -> None:
+        try:
+            self._follow_groups()
+        except Exception as error:
+            with self.lock:
+                self.session.fail(SyncerError(
+                    f"the connection cannot be kept up: {type(error).__name__}: {error}"))
+                self.changed.notify_all()
+
+    def _follow_groups(self) -> None:
         while True:
             group = self._group
             with self.lock:
@@ -288,7 +306,7 @@ class Client:
                     self.changed.notify_all()
                 return False
             wait_s = backoff_s(attempt)
-            self._say(f"connection to {self._shown} lost ({reason}); dialing in {wait_s:.0f} s")
+            self.say(f"connection to {self._shown} lost ({reason}); dialing in {wait_s:.0f} s")
             self._pause(wait_s)
             if self._closing.is_set():
                 return False
@@ -298,7 +316,7 @@ class Client:
             except OSError as error:
                 reason = error.strerror or str(error)
                 continue
-            self._say(f"connected to {self._shown} again after {attempt + 1} "
+            self.say(f"connected to {self._shown} again after {attempt + 1} "
                       f"attempt{'s' if attempt else ''}")
             return True
         return False

@@ -42,7 +42,7 @@ class Fragment:
         rounded products and a rounded sum; alpha 0 overwrites.
         """
         if bulk_dtype(self._dtype) == DTYPE_F32:
-            self.anchor = np.frombuffer(tensor, "<f4").astype(np.float32, copy=False)
+            self.anchor = np.require(np.frombuffer(tensor, "<f4"), np.float32, "A")
         else:
             if self.anchor is None:
                 self.anchor = np.empty(self.numel, np.float32)

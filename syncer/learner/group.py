@@ -84,8 +84,8 @@ class Group:
                 thread = threading.Thread(
                     target=self._run, args=(body, stream), daemon=True,
                     name=f"syncer-{name}-{stream}")
-                each.threads.append(thread)
                 thread.start()
+                each.threads.append(thread)
 
     # --- under the client's lock -----------------------------------------------------------------
 

@@ -6,6 +6,7 @@ network in `step`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ HEARTBEAT_S = 1.0
 """Least time between two heartbeats; they feed the server's estimate of the step time."""
 KEY_VARIABLES = ("SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY")
 ACK_TIMEOUT_S = 900.0
+WAIT_REPORT_S = 30.0
+"""Time between two progress lines while waiting for the final cut."""
 
 
 class Status(NamedTuple):
@@ -268,18 +271,25 @@ class Learner:
 
     def _wait_for_cut(self, deadline: float, timeout_s: float) -> None:
         session, client = self._session, self._client
+        report_s = time.monotonic() + WAIT_REPORT_S
         while True:
             client.check()
             self._boundary()
-            if client.wait_for(self._has_work, deadline - time.monotonic()):
+            if client.wait_for(self._has_work, min(deadline, report_s) - time.monotonic()):
                 if session.final_cut() is not None:
                     return
                 continue
             with client.lock:
-                missing = session.missing_final_fragments()
-            raise SyncerError(
-                f"the final cut was not complete after {timeout_s:.0f} s: "
-                f"{'manifest' if session.manifest is None else f'fragments {missing}'} missing")
+                missing = f"fragments {session.missing_final_fragments()}"
+                if session.manifest is None:
+                    missing = "manifest"
+            now = time.monotonic()
+            if now >= deadline:
+                raise SyncerError(f"the final cut was not complete after {timeout_s:.0f} s: "
+                                  f"{missing} missing")
+            report_s = now + WAIT_REPORT_S
+            client.say(
+                f"waiting for the final cut ({missing} missing), {deadline - now:.0f} s left")
 
     def _has_work(self) -> bool:
         """Whether a boundary, or the end of the wait for the cut, has something to do."""
@@ -346,13 +356,18 @@ def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.nd
         if not isinstance(array, np.ndarray) or array.dtype != np.float32:
             found = getattr(array, "dtype", type(array).__name__)
             raise ConfigError(f"parameter {name!r} is {found}, expected a NumPy array of float32")
-        if not array.flags.c_contiguous or not array.flags.writeable:
-            raise ConfigError(f"parameter {name!r} must be C-contiguous and writable, so that it "
-                              "can be changed in place; pass a copy and train on that")
+        if not array.flags.carray:
+            raise ConfigError(f"parameter {name!r} must be C-contiguous, aligned and writable, so "
+                              "that it can be changed in place; pass a copy and train on that")
         if canonical_name(name) in arrays:
             raise ConfigError(f"two parameters are called {canonical_name(name)!r} without the "
                               "prefixes of their wrappers")
         arrays[canonical_name(name)] = array
+    places = sorted((array.ctypes.data, array.nbytes, name) for name, array in arrays.items())
+    for (start, size, name), (behind, _, other) in itertools.pairwise(places):
+        if start + size > behind:
+            raise ConfigError(f"parameters {name!r} and {other!r} share memory; pass tied "
+                              "parameters once")
     return arrays
 
 

@@ -20,6 +20,7 @@ reassembly, order of stripes) is a `Connection`; what outlives it is in `Session
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
@@ -268,7 +269,8 @@ class Session:
     # --- step boundary ---------------------------------------------------------------------------
 
     def advance(self, tokens: int) -> None:
-        """Counts one optimizer step on `tokens` raw tokens."""
+        """Counts one optimizer step on `tokens` raw tokens, an integer."""
+        tokens = operator.index(tokens)
         if tokens < 0:
             raise LocalProtocolError(f"a step cannot use {tokens} tokens")
         self.steps += 1

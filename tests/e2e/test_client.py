@@ -434,6 +434,23 @@ def test_close_reads_on_so_that_the_last_frame_is_not_lost(place, monkeypatch):
     assert len(found) == 20
 
 
+def test_a_group_whose_threads_cannot_start_is_closed(place, monkeypatch):
+    start = threading.Thread.start
+
+    def limited(thread):
+        if thread.name == "syncer-write-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    client = place.client()
+    with pytest.raises(RuntimeError):
+        client.start()
+    client.close()
+    until(lambda: not client_threads(), "the threads end")
+    assert ends(place.server.accept().sockets)
+
+
 def test_a_client_that_was_never_started_closes(place):
     place.client().close()
 

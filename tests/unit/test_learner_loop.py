@@ -147,8 +147,11 @@ GOOD = {"w": np.zeros(3, np.float32)}
     ({"w": np.zeros(3)}, {}, "'w' is float64"),
     ({"w": [1.0]}, {}, "'w' is list"),
     ({"w": np.zeros((4, 4), np.float32)[:, ::2]}, {}, "'w' must be C-contiguous"),
-    ({"w": np.broadcast_to(np.float32(1), (3,))}, {}, "'w' must be C-contiguous and writable"),
+    ({"w": np.broadcast_to(np.float32(1), (3,))}, {}, "'w' must be C-contiguous"),
     ({"w": np.zeros(0, np.float32)}, {}, "'w' has shape"),
+    ({"w": np.frombuffer(bytearray(13), np.uint8)[1:].view(np.float32)}, {}, "'w' must be .*alig"),
+    ({"w": GOOD["w"], "tied": GOOD["w"]}, {}, "'tied' and 'w' share memory"),
+    ({"w": GOOD["w"], "part": GOOD["w"][1:2]}, {}, "'w' and 'part' share memory"),
     ({"w": GOOD["w"], "_fsdp_wrapped_module.w": GOOD["w"]}, {}, "two parameters are called 'w'"),
     (GOOD, {"dtype": "f16"}, "found 'f16'"),
     (GOOD, {"alpha": 1.0}, "alpha must"),
@@ -176,9 +179,9 @@ def test_addresses(address, expected):
 
 
 @pytest.mark.parametrize("address", ["", ":1", "host", "host:", "host:0", "host:65536", "h:-1",
-                                     "h:1x", "h:²"])
+                                     "h:1x", "h:²", "a..b:1", "x" * 64 + ":1"])
 def test_bad_addresses(address):
-    with pytest.raises(ConfigError, match="not host:port"):
+    with pytest.raises(ConfigError, match=r"not host:port|cannot be looked up"):
         parse_address(address)
 
 

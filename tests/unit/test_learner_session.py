@@ -189,6 +189,8 @@ def test_pulls_end_with_their_connection():
 def test_a_step_cannot_use_negative_tokens():
     with pytest.raises(LocalProtocolError):
         make().advance(-1)
+    with pytest.raises(TypeError):
+        make().advance(1.5)
 
 
 # --- outgoing messages -------------------------------------------------------------------------
