@@ -15,6 +15,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 PARTS = {
     "flags": "syncer.flags:markdown_table",
+    "wire-constants": "syncer.wire.describe:constants_table",
+    "wire-messages": "syncer.wire.describe:messages_table",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

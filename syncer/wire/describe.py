@@ -1,0 +1,141 @@
+"""The tables of docs/protocol.md, made from the structs and limits that the parsers use.
+
+Must not be imported by anything that runs a connection.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from ..core.layout import RDA, FragmentLayout, Layout
+from . import constants, messages
+from .constants import DTYPE_F32, Msg
+from .hello import HELLO_HEAD
+from .limits import Limits
+
+TYPES = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
+UP, DOWN, BOTH = "learner → syncer", "syncer → learner", "both ways"
+CONTROL, BULK = "control socket", "any socket, bare or in CHUNKs"
+
+
+class Row(NamedTuple):
+    """One message: where it goes, its fixed fields by struct and names, and what follows them."""
+
+    direction: str
+    carried: str
+    struct: Struct | None = None
+    fields: tuple[str, ...] = ()
+    rest: str = ""
+
+
+CHUNK_HEAD = Struct("<QQQ")
+ROWS = {
+    Msg.HELLO: Row(
+        UP,
+        "first frame of the control socket",
+        HELLO_HEAD,
+        ("version", "learner", "generation", "dtype", "fragments"),
+        "layout and identity, see HELLO",
+    ),
+    Msg.INIT_PARAMS: Row(UP, BULK, messages.INIT_HEAD, ("fragment",), "tensor in the bulk dtype"),
+    Msg.PULL_REQ: Row(DOWN, CONTROL, messages.PULL, messages.Pull._fields),
+    Msg.PUSH_FRAGMENT: Row(
+        UP, BULK, messages.PUSH_HEAD, messages.Push._fields[:-1], "delta in the session dtype"
+    ),
+    Msg.BCAST_FRAGMENT: Row(
+        DOWN, BULK, messages.VERSIONED_HEAD, messages.Bcast._fields[:-1], "tensor in the bulk dtype"
+    ),
+    Msg.HEARTBEAT: Row(UP, CONTROL, messages.HEARTBEAT, messages.Heartbeat._fields),
+    Msg.SHUTDOWN: Row(DOWN, CONTROL),
+    Msg.DATA_HELLO: Row(
+        UP,
+        "first frame of a data socket",
+        messages.DATA_HELLO,
+        ("version", *messages.DataHello._fields),
+    ),
+    Msg.CHUNK: Row(
+        BOTH, "any socket", CHUNK_HEAD, ("msg_id", "total", "offset"), "1 byte to 4 MiB of a frame"
+    ),
+    Msg.ERROR: Row(DOWN, "control socket, or the one refused", rest="UTF-8 text"),
+    Msg.FINAL_MANIFEST: Row(
+        DOWN,
+        CONTROL,
+        messages.MANIFEST_HEAD,
+        ("revision", "step", "fragments"),
+        "u64 version of each fragment",
+    ),
+    Msg.FINAL_ACK: Row(UP, CONTROL, messages.FINAL_ACK, ("revision", *messages.FinalAck._fields)),
+    Msg.FINAL_FRAGMENT: Row(
+        DOWN,
+        BULK,
+        messages.VERSIONED_HEAD,
+        messages.FinalFragment._fields[:-1],
+        "tensor, always f32",
+    ),
+    Msg.BUDGET_DONE: Row(UP, CONTROL, messages.BUDGET_DONE, messages.BudgetDone._fields),
+}
+
+
+def messages_table() -> str:
+    """Markdown table of all messages with their payload and its limit."""
+    lines = [
+        "| type | message | direction | carried | payload | limit, bytes |",
+        "|---:|---|---|---|---|---|",
+    ]
+    for msg_type, row in ROWS.items():
+        payload = ", ".join([*_fields(row), *([row.rest] if row.rest else [])]) or "empty"
+        lines.append(
+            f"| {msg_type.value} | {msg_type.name} | {row.direction} | {row.carried} | {payload} | "
+            f"{_limit(msg_type, row)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _fields(row: Row) -> list[str]:
+    """`name u32` for each fixed field, in wire order."""
+    if row.struct is None:
+        return []
+    codes = row.struct.format.lstrip("<")
+    return [f"{name} {TYPES[code]}" for name, code in zip(row.fields, codes, strict=True)]
+
+
+def _limit(msg_type: Msg, row: Row) -> str:
+    """Largest payload: a number, or what it grows with, found by comparing three layouts."""
+
+    def limit(fragments: int, numel: int) -> int:
+        layout = Layout((FragmentLayout(RDA, (numel,)),) * fragments)
+        sides = [
+            Limits.first_frame(),
+            Limits.for_server(layout, DTYPE_F32),
+            Limits.for_client(layout, DTYPE_F32),
+        ]
+        return max(side.frame_bytes_max.get(msg_type, -1) for side in sides)
+
+    small = limit(1, 1)
+    if limit(2, 1) != small:
+        return f"{row.struct.size} + {limit(2, 1) - small} × fragments"
+    if limit(1, 2) != small:
+        return f"{row.struct.size} + the largest fragment"
+    return f"{small:,}".replace(",", " ")
+
+
+def constants_table() -> str:
+    """Markdown table of the numbers of the protocol."""
+    rows = [
+        ("frame magic", f"0x{constants.MAGIC:08X}, on the wire `{constants.MAGIC_BYTES.hex(' ')}`"),
+        ("protocol version", constants.PROTOCOL_VERSION),
+        ("finalization revision", constants.FINALIZATION_REVISION),
+        ("session dtypes", ", ".join(f"{n} {name}" for n, name in constants.DTYPES.items())),
+        ("inner bytes per CHUNK", f"{constants.CHUNK_SIZE:,}".replace(",", " ")),
+        ("open chunked messages per group", constants.PARTIAL_MESSAGES_MAX),
+        ("their declared bytes", "2 GiB, or four of the largest message if that is more"),
+        ("data streams", f"0 to {constants.STREAMS_MAX}"),
+        ("compat group", f"1 to {constants.COMPAT_GROUP_BYTES_MAX} bytes of UTF-8"),
+        (
+            "q4 block",
+            f"{constants.Q4_BLOCK} values in {constants.Q4_BLOCK_BYTES} bytes",
+        ),
+    ]
+    lines = ["| constant | value |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows)]) + "\n"
