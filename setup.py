@@ -46,6 +46,8 @@ KERNELS = {
         ("passes.c", ["openmp"]),
         ("check.c", []),
         ("merge_fragment.c", ["openmp"]),
+        ("merge_share.c", ["openmp"]),
+        ("merge_extra.c", []),
     ],
     "x86_64": [
         ("sha256_x86_shani.c", ["-msse4.1", "-msha"]),

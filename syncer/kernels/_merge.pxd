@@ -1,6 +1,9 @@
 # C surface of csrc/syncer_merge.h: the job of one fragment merge. Declarations only; the contract
 # stands in the header. Must not hold code: whoever cimports it links nothing.
 
+from libc.stdint cimport uint64_t
+
+
 cdef extern from "syncer_kernels.h" nogil:
     enum:
         SK_BLOCK
@@ -25,6 +28,11 @@ cdef extern from "syncer_kernels.h" nogil:
 cdef extern from "syncer_merge.h" nogil:
     enum:
         SM_STRIP
+        SM_SORTED
+        SM_KEEP
+        SM_SHRINK
+        SM_ROTATE
+        SM_STATS
 
     ctypedef struct sm_plan:
         size_t tensors
@@ -45,12 +53,20 @@ cdef extern from "syncer_merge.h" nogil:
 
     ctypedef struct sm_share:
         double norm
-        int turn
+        uint64_t turned[3]
 
     ctypedef struct sm_work:
         sm_share* share
         double* sums
         size_t stride
+
+    ctypedef struct sm_fold:
+        float* sum
+        float* direction
+        double* radial
+        double factor
+        double weight
+        float scale
 
     ctypedef struct sm_job:
         const sm_plan* plan
@@ -60,16 +76,24 @@ cdef extern from "syncer_merge.h" nogil:
         const float** gradient
         const double* weight
         double weight_sum
+        const float* clip
         const sm_heloco* heloco
+        int trim
         const float* merged
+        sm_fold fold
         int outer
         sk_outer_scalars scalars
         sk_outer_arrays arrays
         sm_work shared
         sm_work* own
         float* scratch
+        size_t scratch_stride
         double* merged_sums
+        double* stats
         size_t bad_tensor
         double sumsq
 
     void sm_merge(sm_job* job) noexcept
+    void sm_fold_add(sm_job* job) noexcept
+    void sm_norms(sm_job* job, double* sums, double* norms) noexcept
+    double sm_total(const sm_plan* plan, const double* row) noexcept

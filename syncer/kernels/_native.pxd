@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from syncer.kernels._merge cimport sm_job
+from syncer.kernels._merge cimport sm_job, sm_plan
 
 cdef extern from "syncer_kernels.h" nogil:
     const int SK_BLOCK
@@ -131,3 +131,6 @@ cdef int64_t outer_step_ptr(int outer, const sk_outer_scalars *scalars,
                             int threads) noexcept nogil
 # One merge of one fragment (csrc/syncer_merge.h), for the merge room.
 cdef void merge_fragment(sm_job *job) noexcept nogil
+cdef void fold_add(sm_job *job) noexcept nogil
+cdef void gradient_norms(sm_job *job, double *sums, double *norms) noexcept nogil
+cdef double fragment_total(const sm_plan *plan, const double *row) noexcept nogil

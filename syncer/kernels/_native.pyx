@@ -12,7 +12,7 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
 
-from syncer.kernels._merge cimport sm_merge
+from syncer.kernels._merge cimport sm_fold_add, sm_merge, sm_norms, sm_total
 
 from syncer.errors import KernelError
 
@@ -563,3 +563,12 @@ cdef int64_t outer_step_ptr(int outer, const sk_outer_scalars *scalars,
 
 cdef void merge_fragment(sm_job *job) noexcept nogil:
     sm_merge(job)
+
+cdef void fold_add(sm_job *job) noexcept nogil:
+    sm_fold_add(job)
+
+cdef void gradient_norms(sm_job *job, double *sums, double *norms) noexcept nogil:
+    sm_norms(job, sums, norms)
+
+cdef double fragment_total(const sm_plan *plan, const double *row) noexcept nogil:
+    return sm_total(plan, row)

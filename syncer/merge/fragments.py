@@ -10,81 +10,44 @@ the thread that owns the store.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from syncer.core.layout import AVG, ISO, MERGE_MODES, Layout
+from syncer.core.layout import AVG, ISO, MERGE_MODES, RDA, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
-from syncer.merge import plan as plans
+from syncer.merge import passes
 from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.correction import HelocoConstants, checked
+from syncer.merge.folds import ExactFold, Fold, Member, StreamingFold
 from syncer.merge.iso import flatten_all
 from syncer.merge.optimizers import Optimizer, OuterConstants, optimizer
+from syncer.merge.plan import Plan
+from syncer.merge.robust import ClipNorm, Robust, checked_clip, checked_robust, clip_factors, trim
+from syncer.merge.stats import LearnerSums, Statistics, explain
+from syncer.merge.versions import FragmentVersion, Prepared
 
 Contribution = tuple[int, int, float, Any]
 """(learner, generation, weight, gradient): f32 of the fragment's length, negated delta."""
-
-
-class FragmentVersion:
-    """One immutable version of a fragment: its parameters and optimizer state, f32, read-only."""
-
-    __slots__ = ("__weakref__", "_buffers", "_names", "commits", "fragment", "params", "version")
-
-    def __init__(self, fragment: int, version: int, commits: int, names: Sequence[str],
-                 buffers: Sequence[Buffer]):
-        self.fragment = fragment
-        self.version = version
-        """Step of the merge that made it, 0 for the initial parameters."""
-        self.commits = commits
-        """Merges of this fragment up to this version."""
-        self._names = tuple(names)
-        self._buffers = tuple(buffer.freeze() for buffer in buffers)
-        self.params = np.frombuffer(buffers[0], np.float32)
-
-    @property
-    def state(self) -> dict[str, np.ndarray]:
-        """The optimizer's arrays by name, in the order of its table entry."""
-        return {name: np.frombuffer(buffer, np.float32)
-                for name, buffer in zip(self._names, self._buffers[1:], strict=True)}
-
-    @property
-    def momentum(self) -> np.ndarray | None:
-        """The momentum, or None if the optimizer keeps none."""
-        return self.state.get("momentum")
-
-
-class Prepared:
-    """A merge result that is not published: finite, complete, and invisible to every reader."""
-
-    __slots__ = ("base", "fragment", "gnorm", "result", "step")
-
-    def __init__(self, step: int, gnorm: float, base: FragmentVersion, result: FragmentVersion):
-        self.step = step
-        self.fragment = base.fragment
-        self.gnorm = gnorm
-        """Norm of the merged gradient (f64 root of its blocked sums)."""
-        self.base: FragmentVersion | None = base
-        self.result: FragmentVersion | None = result
-
-    def drop(self) -> None:
-        """Lets go of both versions; the object keeps its numbers."""
-        self.base = self.result = None
 
 
 class FragmentStore:
     """All fragments of a model: their current versions, and the merges that make the next ones.
 
     layout: `core.layout.Layout`. lr, momentum: of the outer step, used as f32. threads: most
-    threads of one merge; every count gives the same bits. Raises ConfigError for an unknown
-    optimizer, and for a merge mode that is not known here.
+    threads of one merge; every count gives the same bits. delta_correction: "none" or "heloco".
+    clip_norm, robust: see robust.py. merge_stats: every `Prepared` explains itself.
+    Raises ConfigError for an unknown merge mode or setting.
     """
 
     def __init__(self, layout: Layout, *, lr: float, momentum: float, threads: int = 1,
                  outer_optimizer: str = "nesterov", dn_period: int = 4,
                  dn_activation: float = 0.0, delta_correction: str = "none",
-                 heloco: HelocoConstants | None = None):
+                 heloco: HelocoConstants | None = None, clip_norm: ClipNorm = None,
+                 robust: Robust = None, merge_stats: bool = False):
         for p, f in enumerate(layout.fragments):
             if f.merge_mode not in MERGE_MODES:
                 raise ConfigError(f"fragment {p}: merge mode {f.merge_mode} is not known; use avg "
@@ -102,13 +65,17 @@ class FragmentStore:
         # without a momentum there is nothing to correct against
         self._heloco = (constants if delta_correction == "heloco"
                         and "momentum" in self._optimizer.state else None)
+        self._clip_norm = checked_clip(clip_norm)
+        self._robust = checked_robust(robust)
+        self._stats = merge_stats
         self._threads = threads
-        self._plans = [plans.Plan(f.numels, threads) for f in layout.fragments]
+        self._plans = [Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
         self._pool = BufferPool()
         self._arrays = 1 + len(self._optimizer.state)
-        self._open = 0
-        self._open_max = 0
+        self._lock = threading.Lock()
+        self._lent = 0
+        self._lent_max = 0
 
     @property
     def live_buffers(self) -> int:
@@ -168,47 +135,106 @@ class FragmentStore:
         is not finite, and then nothing has changed; ValueError for a gradient of another size.
         """
         ordered = sorted(contributions, key=lambda c: (c[0], c[1]))
-        base = self.current(fragment)
-        result, gnorm = self._merge(base, step, ordered)
-        self._open += 1
-        if self._open > self._open_max:
-            self._open_max = self._open
-            pair_bytes = self._arrays * self.layout.largest * 4
-            # the classes of the pool may round a capacity up by an eighth
-            self._pool.spare_bytes_max = self._open_max * (pair_bytes + pair_bytes // 8 + 4096)
-        return Prepared(step, gnorm, base, result)
+        gradients = [c[3] for c in ordered]
+        source = {"gradients": gradients, "weights": [c[2] for c in ordered],
+                  "heloco": self._heloco}
+        if self._clip_norm is not None:
+            lengths = passes.norms(self._plans[fragment], gradients)
+            source["clip"] = clip_factors(self._clip_norm, lengths) if gradients else None
+        if self.layout.fragments[fragment].merge_mode == AVG:
+            source["trim"] = trim(self._robust, len(gradients)) if gradients else -1
+        return self._prepare(fragment, step, [(c[0], c[1]) for c in ordered], source)
 
-    def _merge(self, base: FragmentVersion, step: int, ordered: list[Contribution]):
+    def fold(self, fragment: int, kind: str, roster: Sequence[int] = ()) -> Fold:
+        """Opens the fold of a round: "streaming", or "exact" over the learners of `roster`.
+
+        Its pushes are corrected against the current version. Dropping it (a relaunch) gives its
+        sums back. Raises ConfigError for another kind, and for settings that need all pushes at
+        once: the median for clipping, a robust merge; for exact also a correction and iso.
+        """
+        mode = self.layout.fragments[fragment].merge_mode
+        if kind not in ("exact", "streaming"):
+            raise ConfigError(f"fold {kind!r} is not known; choose batch, exact or streaming")
+        if self._clip_norm == "median" or self._robust is not None:
+            raise ConfigError("the median of the norms and robust merges compare all pushes of a "
+                              "round; they need the batch fold")
+        if kind == "exact" and (self._heloco is not None or mode == ISO):
+            raise ConfigError("an exact fold allows neither a delta correction nor iso")
+        base = self.current(fragment)
+        directed = mode == RDA
+        sums = passes.FoldSums(self._plans[fragment], self._pool, directed)
+        options = {
+            "fragment": fragment, "base": base.version, "heloco": self._heloco,
+            "momentum": base.buffers[1] if "momentum" in self._optimizer.state else None,
+            "clip_norm": self._clip_norm, "stats": self._stats,
+        }
+        fold = ExactFold(sums, roster, **options) if kind == "exact" else StreamingFold(
+            sums, **options)
+        self._lend(1 + directed)
+        weakref.finalize(fold, self._take_back, 1 + directed)
+        return fold
+
+    def prepare_fold(self, step: int, fold: Fold) -> Prepared:
+        """Closes a fold like `prepare` a batch; the fold itself is only read.
+
+        Raises NumericsError `fold incomplete` for an exact fold that closes short, or one without a
+        push; InvariantViolation if its fragment has another version by now.
+        """
+        fold.check_complete()
+        current = self.current(fold.fragment).version
+        if current != fold.base:
+            raise InvariantViolation(
+                f"the fold of fragment {fold.fragment} was opened at version {fold.base}, "
+                f"which is {current} by now")
+        source = {"gradients": [], "weights": [], "fold": fold.sums, "fold_scale": fold.scale}
+        return self._prepare(fold.fragment, step, fold.members, source, fold.stats)
+
+    def _prepare(self, fragment: int, step: int, members: Sequence[Member], source: dict[str, Any],
+                 folded: list[LearnerSums] | None = None) -> Prepared:
+        base = self.current(fragment)
+        plan = self._plans[fragment]
+        outputs = [self._pool.take(plan.numel) for _ in range(self._arrays)]
+        gnorm, bad, sums = self._run(base, outputs, source)
+        if bad >= 0:
+            raise self._not_finite(fragment, bad, members)
+        stats = None
+        if sums is not None:
+            mu = self._constants.momentum if self._optimizer.name == "nesterov" else None
+            stats = explain((folded if folded is not None else sums[0], sums[1]), members, gnorm,
+                            plan.numel, mu)
+        result = FragmentVersion(fragment, step, base.commits + 1, self._optimizer.state, outputs)
+        self._lend(self._arrays)
+        return Prepared(step, gnorm, base, result, stats)
+
+    def _run(self, base: FragmentVersion, outputs: list[Buffer],
+             source: dict[str, Any]) -> tuple[float, int, Statistics | None]:
         layout = self.layout.fragments[base.fragment]
         plan = self._plans[base.fragment]
-        outputs = [self._pool.take(plan.numel) for _ in range(self._arrays)]
         kernel, scalars = self._optimizer.step(self._constants, base.commits)
-        arrays = {"params": base._buffers[0], "state": base._buffers[1:],
-                  "params_out": outputs[0], "state_out": tuple(outputs[1:])}
-        gradients, weights = [c[3] for c in ordered], [c[2] for c in ordered]
-        if layout.merge_mode == ISO:
-            _, bad = plans.run(plan, mode=AVG, gradients=gradients, weights=weights,
-                               outer=plans.STEP_NONE, scalars=scalars, heloco=self._heloco,
-                               **arrays)
-            if bad < 0:
-                flatten_all(np.frombuffer(outputs[0], np.float32), layout.shapes, self._threads)
-                gnorm, bad = plans.run(plan, mode=AVG, gradients=[], weights=[], merged=outputs[0],
-                                       outer=kernel, scalars=scalars, **arrays)
-        else:
-            gnorm, bad = plans.run(plan, mode=layout.merge_mode, gradients=gradients,
-                                   weights=weights, outer=kernel, scalars=scalars,
-                                   heloco=self._heloco, **arrays)
+        common = {"params": base.buffers[0], "state": base.buffers[1:], "params_out": outputs[0],
+                  "state_out": tuple(outputs[1:]), "scalars": scalars, "stats": self._stats}
+        if layout.merge_mode != ISO:
+            return passes.run(plan, mode=layout.merge_mode, outer=kernel, **source, **common)
+        gnorm, bad, first = passes.run(plan, mode=AVG, outer=passes.STEP_NONE, **source, **common)
         if bad >= 0:
-            raise self._not_finite(base.fragment, bad, ordered)
-        return FragmentVersion(base.fragment, step, base.commits + 1, self._optimizer.state,
-                               outputs), gnorm
+            return gnorm, bad, None
+        flatten_all(np.frombuffer(outputs[0], np.float32), layout.shapes, self._threads)
+        # the gradients serve the statistics alone from here on
+        gnorm, bad, sums = passes.run(
+            plan, mode=AVG, outer=kernel, merged=outputs[0], **common,
+            gradients=source["gradients"] if self._stats else [],
+            weights=source["weights"] if self._stats else [])
+        if sums is not None:
+            sums = [(*after[:3], before[3])
+                    for before, after in zip(first[0], sums[0], strict=True)], sums[1]
+        return gnorm, bad, sums
 
-    def _not_finite(self, fragment: int, tensor: int, ordered: list[Contribution]):
-        members = ", ".join(str(c[0]) for c in ordered)
+    def _not_finite(self, fragment: int, tensor: int, members: Sequence[Member]):
+        learners = ", ".join(str(learner) for learner, _ in sorted(members))
         mode = MERGE_MODES[self.layout.fragments[fragment].merge_mode]
         return NumericsError(
             f"the {mode} merge of fragment {fragment} is not finite in tensor {tensor} "
-            f"(learners {members}); nothing was published"
+            f"(learners {learners}); nothing was published"
         )
 
     def publish(self, prepared: Prepared) -> FragmentVersion:
@@ -237,4 +263,18 @@ class FragmentStore:
 
     def _close(self, prepared: Prepared) -> None:
         prepared.drop()
-        self._open -= 1
+        self._take_back(self._arrays)
+
+    def _lend(self, arrays: int) -> None:
+        """Notes arrays in use beside the versions; as many may stay as spares afterwards."""
+        with self._lock:
+            self._lent += arrays
+            if self._lent > self._lent_max:
+                self._lent_max = self._lent
+                # the classes of the pool may round a capacity up by an eighth
+                largest = self.layout.largest * 4
+                self._pool.spare_bytes_max = self._lent_max * (largest + largest // 8 + 1024)
+
+    def _take_back(self, arrays: int) -> None:
+        with self._lock:
+            self._lent -= arrays

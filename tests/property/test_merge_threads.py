@@ -35,7 +35,7 @@ def gradient(seed: int, kind: str, n: int) -> np.ndarray:
 KIND = st.sampled_from(["plain", "against", "along", "plain", "tiny", "huge", "zero"])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(numels=st.lists(NUMEL, min_size=1, max_size=6), mode=st.sampled_from([AVG, RDA]),
        heloco=st.booleans(), seed=st.integers(0, 999),
        learners=st.lists(st.tuples(WEIGHT, KIND), min_size=1, max_size=5))

@@ -1,0 +1,170 @@
+"""Folds: pushes added to sums as they come, so that none has to wait; must not publish anything.
+
+  exact      equal weights, in roster order: an early push is parked. Same bits as a batch merge.
+  streaming  in order of arrival, any number of them. Bits depend on that order, never on threads.
+
+With d a gradient after clipping and correction, w its weight and n its norm per tensor:
+
+  avg        S += f32(w)*d, W += w;  at the close S * f32(1/W)
+  rda        also V += f32(w/n)*d (n not 0) and R += n*w; at the close, with D the norm of V,
+             V * f32((R/W)/D), or S * f32(1/W) if D < 1e-12
+  exact      w is 1/M for the factors of S and V, so that S itself is the average
+
+A fold keeps S, for rda V, and the push it is adding: never more than two arrays and one gradient. A
+relaunch drops the fold and opens another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from syncer import kernels
+from syncer.errors import InvariantViolation, NumericsError
+from syncer.merge import passes
+from syncer.merge.buffers import Buffer
+from syncer.merge.robust import clip_factors
+from syncer.merge.stats import LearnerSums
+
+Member = tuple[int, int]
+Gradient = Any | Callable[[], Any]
+"""An f32 array of the fragment's length, or a call that decodes it when it is needed."""
+
+FOLDS = ("batch", "exact", "streaming")
+
+
+class Fold:
+    """The sums of one open round. `add` may be called from any thread, one round's in any order.
+
+    sums: empty `passes.FoldSums`. momentum, heloco, clip_norm: of the corrections, or None.
+    """
+
+    kind: str
+
+    def __init__(self, sums: passes.FoldSums, *, fragment: int, base: int,
+                 momentum: Buffer | None, heloco: Sequence[float] | None,
+                 clip_norm: float | None, stats: bool):
+        self.sums = sums
+        self.fragment = fragment
+        self.base = base
+        """Version of the fragment whose momentum corrects the pushes."""
+        self.members: list[Member] = []
+        """Members folded so far, in the order of folding."""
+        self.stats: list[LearnerSums] | None = [] if stats else None
+        """Sums of each member for the statistics, when they are on."""
+        self._momentum = momentum
+        self._heloco = heloco
+        self._clip_norm = clip_norm
+        self._lock = threading.Lock()
+
+    @property
+    def pushes(self) -> int:
+        """Gradients added to the sums so far; a parked one is not."""
+        return len(self.members)
+
+    @property
+    def scale(self) -> float:
+        """What turns the sum S into the average."""
+        raise NotImplementedError
+
+    def add(self, learner: int, generation: int, weight: float,
+            gradient: Gradient) -> list[Member]:
+        """Takes one push, whole and finite; returns the members that were folded by this.
+
+        What belongs to the returned members is not needed any more. Raises InvariantViolation for a
+        member that was given before (or, exact, is not in the roster), ValueError for a gradient of
+        another size; then nothing was folded.
+        """
+        raise NotImplementedError
+
+    def check_complete(self) -> None:
+        """Raises NumericsError `fold incomplete` if the round must not close yet."""
+        raise NotImplementedError
+
+    def _fold(self, member: Member, factor: float, weight: float, gradient: Gradient) -> None:
+        array = gradient() if callable(gradient) else gradient
+        clip = norm = 1.0
+        if self._clip_norm is not None or self.stats is not None:
+            norm = passes.norms(self.sums.plan, [array])[0]
+        if self._clip_norm is not None:
+            clip = clip_factors(self._clip_norm, [norm])[0]
+        turned = passes.add(self.sums, array, factor=factor, weight=weight,
+                            momentum=self._momentum, heloco=self._heloco, clip=clip)
+        if self.stats is not None:
+            along = 0.0 if self._momentum is None else kernels.dot(array, self._momentum)
+            self.stats.append((norm * norm, None, along, turned))
+        self.members.append(member)
+
+
+class StreamingFold(Fold):
+    """Every push at once, in order of arrival."""
+
+    kind = "streaming"
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / self.sums.weight_sum if self.sums.weight_sum > 0.0 else 0.0
+
+    def add(self, learner: int, generation: int, weight: float,
+            gradient: Gradient) -> list[Member]:
+        with self._lock:
+            self._fold((learner, generation), weight, weight, gradient)
+        return [(learner, generation)]
+
+    def check_complete(self) -> None:
+        if not self.members:
+            raise NumericsError(
+                f"fold incomplete: fragment {self.fragment} has no push; at least one is needed")
+
+
+class ExactFold(Fold):
+    """In roster order, with equal weights; what comes early is parked, as it was given.
+
+    roster: learner ids; any generation of a learner may answer for it, once.
+    """
+
+    kind = "exact"
+
+    def __init__(self, sums: passes.FoldSums, roster: Sequence[int], **options):
+        super().__init__(sums, **options)
+        self.roster = tuple(sorted(roster))
+        if not self.roster or len(set(self.roster)) != len(self.roster):
+            raise InvariantViolation(f"an exact fold needs distinct learners, not {list(roster)}")
+        self._parked: dict[int, tuple[Member, Gradient]] = {}
+
+    @property
+    def parked(self) -> list[Member]:
+        """Members whose push waits for an earlier one of the roster."""
+        return sorted(member for member, _ in self._parked.values())
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    def add(self, learner: int, generation: int, weight: float,
+            gradient: Gradient) -> list[Member]:
+        """As for every fold; `weight` must be 1."""
+        if weight != 1.0:
+            raise InvariantViolation(f"an exact fold has equal weights of 1, not {weight}")
+        with self._lock:
+            if learner not in self.roster[self.pushes:] or learner in self._parked:
+                raise InvariantViolation(
+                    f"push of learner {learner} for the exact fold of fragment {self.fragment}: "
+                    f"expected one push of each of {list(self.roster)}")
+            self._parked[learner] = ((learner, generation), gradient)
+            folded = []
+            for waiting in self.roster[self.pushes:]:
+                if waiting not in self._parked:
+                    break
+                member, parked = self._parked.pop(waiting)
+                self._fold(member, 1.0 / len(self.roster), 1.0, parked)
+                folded.append(member)
+            return folded
+
+    def check_complete(self) -> None:
+        missing = self.roster[self.pushes:]
+        if missing:
+            raise NumericsError(
+                f"fold incomplete: fragment {self.fragment} closes with {self.pushes} of "
+                f"{len(self.roster)} pushes; missing learners {list(missing)}")

@@ -1,0 +1,50 @@
+from collections.abc import Buffer as _Readable
+from collections.abc import Sequence
+
+from syncer.merge.buffers import Buffer, BufferPool
+from syncer.merge.plan import Plan
+from syncer.merge.stats import Statistics, Turned
+
+STEP_NESTEROV: int
+STEP_SGD: int
+STEP_DELAYED_HOLD: int
+STEP_DELAYED_APPLY: int
+STEP_NONE: int
+
+class FoldSums:
+    plan: Plan
+    weight_sum: float
+    pushes: int
+    def __init__(self, plan: Plan, pool: BufferPool, directed: bool) -> None: ...
+
+def run(
+    plan: Plan,
+    *,
+    mode: int,
+    gradients: list[_Readable],
+    weights: list[float],
+    params: Buffer,
+    state: tuple[Buffer, ...],
+    params_out: Buffer,
+    state_out: tuple[Buffer, ...],
+    outer: int,
+    scalars: Sequence[float],
+    heloco: Sequence[float] | None = None,
+    clip: Sequence[float] | None = None,
+    trim: int = -1,
+    merged: _Readable | None = None,
+    fold: FoldSums | None = None,
+    fold_scale: float = 1.0,
+    stats: bool = False,
+) -> tuple[float, int, Statistics | None]: ...
+def add(
+    fold: FoldSums,
+    gradient: _Readable,
+    *,
+    factor: float,
+    weight: float,
+    momentum: Buffer | None = None,
+    heloco: Sequence[float] | None = None,
+    clip: float = 1.0,
+) -> Turned: ...
+def norms(plan: Plan, gradients: list[_Readable]) -> list[float]: ...

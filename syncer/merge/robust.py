@@ -1,0 +1,58 @@
+"""Clipping of long deltas, and means without outliers; must not touch arrays.
+
+Both are off by default. With n the norm of a learner's whole delta (the root of its tensors'
+blocked sums of squares, in tensor order):
+
+  clip     limit L: a value, or the median of the round's norms (of an even count, the mean of the
+           middle two). Where n > L every element is multiplied by f32(L/n), before the correction.
+  trimmed  avg fragments: each element is the mean of the learners' values without the F lowest and
+           highest: sorted, added ascending in f64 from +0, divided, rounded once. Weights play no
+           part, but a round of weight 0 is still +0.
+  median   the same with the largest F that leaves one value, or two.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from syncer.errors import ConfigError
+
+ClipNorm = float | Literal["median"] | None
+Robust = int | Literal["median"] | None
+"""None: the weighted mean. A number F: the trimmed mean. "median"."""
+
+
+def checked_clip(clip_norm: ClipNorm) -> ClipNorm:
+    """The setting itself. Raises ConfigError for what is neither."""
+    if clip_norm is None or clip_norm == "median":
+        return clip_norm
+    if isinstance(clip_norm, str) or not (math.isfinite(clip_norm) and clip_norm > 0.0):
+        raise ConfigError(f"clip norm must be median or a finite value above 0, not {clip_norm!r}")
+    return float(clip_norm)
+
+
+def checked_robust(robust: Robust) -> Robust:
+    """The setting itself. Raises ConfigError for what is neither."""
+    if robust is None or robust == "median" or (isinstance(robust, int) and robust >= 0):
+        return robust
+    raise ConfigError(f"robust merge must be median or a count of outliers >= 0, not {robust!r}")
+
+
+def clip_factors(clip_norm: float | Literal["median"], norms: Sequence[float]) -> list[float]:
+    """Factor of each delta, given the norms of all of a round: 1.0 leaves it alone."""
+    limit = statistics.median(norms) if clip_norm == "median" else clip_norm
+    return [limit / n if n > limit else 1.0 for n in norms]
+
+
+def trim(robust: Robust, pushes: int) -> int:
+    """Values to drop at each end of `pushes`, or -1 for the weighted mean.
+
+    A round that closes with fewer than 2F + 1 pushes drops as many as leave one.
+    """
+    if robust is None:
+        return -1
+    most = (pushes - 1) // 2
+    return most if robust == "median" else min(robust, most)
