@@ -56,20 +56,27 @@ void sk_sha256_digest(const sk_sha256 *s, uint8_t out[32]) {
     write_digest(state, out);
 }
 
+void sk_sha256_update_pair(sk_sha256 *a, const uint8_t *data_a, size_t na, sk_sha256 *b,
+                           const uint8_t *data_b, size_t nb) {
+    /* Bytes held back in a stream would shift it against its data, so such a pair goes one by one. */
+    size_t together = a->bytes % 64 || b->bytes % 64 ? 0 : (na < nb ? na : nb) / 64;
+    if (together) {
+        sk_active.sha256->compress2(a->state, data_a, b->state, data_b, together);
+        a->bytes += (uint64_t)together * 64;
+        b->bytes += (uint64_t)together * 64;
+        data_a += together * 64;
+        data_b += together * 64;
+    }
+    sk_sha256_update(a, data_a, na - together * 64);
+    sk_sha256_update(b, data_b, nb - together * 64);
+}
+
 void sk_sha256_pair(const uint8_t *a, size_t na, const uint8_t *b, size_t nb, uint8_t out_a[32],
                     uint8_t out_b[32]) {
     sk_sha256 sa, sb;
     sk_sha256_init(&sa);
     sk_sha256_init(&sb);
-    size_t together = (na < nb ? na : nb) / 64;
-    if (together) {
-        sk_active.sha256->compress2(sa.state, a, sb.state, b, together);
-        sa.bytes = sb.bytes = (uint64_t)together * 64;
-        a += together * 64;
-        b += together * 64;
-    }
-    sk_sha256_update(&sa, a, na - together * 64);
-    sk_sha256_update(&sb, b, nb - together * 64);
+    sk_sha256_update_pair(&sa, a, na, &sb, b, nb);
     sk_sha256_digest(&sa, out_a);
     sk_sha256_digest(&sb, out_b);
 }

@@ -166,6 +166,10 @@ typedef struct {
 void sk_sha256_init(sk_sha256 *s);
 void sk_sha256_update(sk_sha256 *s, const uint8_t *data, size_t n);
 void sk_sha256_digest(const sk_sha256 *s, uint8_t out[32]); /* the stream may go on afterwards */
+/* Adds to two different streams by one thread, interleaved while both are at a multiple of 64 bytes
+ * (the instructions are bound by their latency); the lengths may differ. */
+void sk_sha256_update_pair(sk_sha256 *a, const uint8_t *data_a, size_t na, sk_sha256 *b,
+                           const uint8_t *data_b, size_t nb);
 /* Two digests by one thread in interleaved streams; the lengths may differ. */
 void sk_sha256_pair(const uint8_t *a, size_t na, const uint8_t *b, size_t nb, uint8_t out_a[32],
                     uint8_t out_b[32]);

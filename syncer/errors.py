@@ -36,3 +36,15 @@ class KernelError(SyncerError):
 
 class InvariantViolation(SyncerError):
     """The scheduler reached a state that its rules forbid: a defect of this program."""
+
+
+class CheckpointError(SyncerError):
+    """A checkpoint cannot be written, read or used."""
+
+
+class CheckpointFormatError(CheckpointError):
+    """The bytes are not a complete checkpoint; the message names the field and its offset."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """A valid checkpoint that does not belong to this run; says what was expected and found."""

@@ -65,6 +65,8 @@ cdef extern from "syncer_kernels.h" nogil:
     void sk_sha256_init(sk_sha256 *s) noexcept
     void sk_sha256_update(sk_sha256 *s, const uint8_t *data, size_t n) noexcept
     void sk_sha256_digest(const sk_sha256 *s, uint8_t *out) noexcept
+    void sk_sha256_update_pair(sk_sha256 *a, const uint8_t *data_a, size_t na, sk_sha256 *b,
+                               const uint8_t *data_b, size_t nb) noexcept
     void sk_sha256_pair(const uint8_t *a, size_t na, const uint8_t *b, size_t nb, uint8_t *out_a,
                         uint8_t *out_b) noexcept
 

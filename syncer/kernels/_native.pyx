@@ -107,6 +107,19 @@ def sha256_pair(a, b):
     return out_a[:32], out_b[:32]
 
 
+def sha256_update_pair(Sha256 a, data_a, Sha256 b, data_b):
+    """Adds bytes to two different streams by one thread, interleaved: nearly twice as fast as one
+    after the other, while both streams are at a multiple of 64 bytes. The GIL is released."""
+    cdef _Buffers held = _Buffers()
+    cdef size_t na, nb
+    cdef uint8_t *start_a = held.data(data_a, &na, False)
+    cdef uint8_t *start_b = held.data(data_b, &nb, False)
+    if a is b:
+        raise ValueError("a pair needs two different streams")
+    with nogil:
+        sk_sha256_update_pair(&a.stream, start_a, na, &b.stream, start_b, nb)
+
+
 cdef class Sha256:
     """Streaming SHA-256 like hashlib's: update, digest, hexdigest, copy.
 

@@ -56,6 +56,20 @@ def test_pairs_of_unequal_length(variant: str) -> None:
             assert kernels.sha256_pair(a, b) == (expected(a), expected(b)), (na, nb)
 
 
+def test_streams_updated_in_pairs_at_every_phase(variant: str) -> None:
+    """Interleaved or one by one, whatever the streams already hold back."""
+    for first_a, first_b in [(0, 0), (64, 128), (1, 0), (63, 65), (7, 7)]:
+        for na, nb in [(0, 0), (1, 200), (64, 64), (640, 700), (1000, 63)]:
+            a, b = kernels.Sha256(DATA[:first_a]), kernels.Sha256(DATA[:first_b])
+            kernels.sha256_update_pair(a, DATA[first_a:first_a + na], b,
+                                       DATA[first_b:first_b + nb])
+            kernels.sha256_update_pair(a, b"tail", b, b"end")
+            assert a.digest() == expected(DATA[:first_a + na] + b"tail"), (first_a, na)
+            assert b.digest() == expected(DATA[:first_b + nb] + b"end"), (first_b, nb)
+    with pytest.raises(ValueError, match="two different streams"):
+        kernels.sha256_update_pair(a, b"", a, b"")
+
+
 def test_misaligned_starts(variant: str) -> None:
     for offset in range(17):
         view = memoryview(DATA)[offset : offset + 640]
