@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -123,6 +128,31 @@ def test_short_run_is_complete(tmp_path):
     assert [merge["step"] for merge in result["merges"]] == list(range(1, 13))
     assert {point["learner"] for point in result["curve"]} == {0, 1}
     assert [h["what"] for h in result["happenings"]].count("join") == 2
+
+
+def test_terminal_gets_a_table_that_goes_away():
+    """On a terminal of 80 columns: redrawn in place, taken away at the end, cursor given back."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "syncer", "demo", "--learners", "2", "--steps", "8"], cwd=ROOT,
+        stdout=theirs, stderr=theirs, stdin=subprocess.DEVNULL, start_new_session=True,
+        env=QUIET | {"TERM": "xterm-256color"})
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal has no writer any more
+        while data := os.read(ours, 65536):
+            shown += data
+    os.close(ours)
+    assert process.wait(TIMEOUT_S) == 0
+    text = shown.decode()
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
+    assert "outer step 8/8 [##############################]" in text
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", part) for part in re.split(r"[\r\n]+", text)]
+    assert max(map(len, lines)) <= 80
+    last_table = text.rindex("training loss")
+    assert "merged model" in text[last_table:]
+    assert "\x1b[2K" in text[last_table : text.rindex("merged model")]
 
 
 def test_killed_learner_returns_and_the_run_finishes(tmp_path):
