@@ -6,6 +6,7 @@ tests.watch sees every event and action. Merges and catch-ups are answered by th
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,32 @@ from tests.watch import Payload, Watch
 MS = 1_000_000
 
 
+OPTIONAL = {
+    "start_learners": None, "start_timeout_s": None, "quorum_capacity": None, "q_min": 1,
+    "learner_capacity": None, "soft_deadline_s": None, "fold": "batch", "late_carry": False,
+    "carry_gamma": 0.5, "max_carry_lag": 2, "carry_answers_round": False,
+    "learner_budget_steps": None,
+}
+
+
 def toy_config(**given: Any) -> Config | SimpleNamespace:
-    """Configuration of the scenarios: no pacing, short grace, one round at a time, unless given."""
+    """Configuration of the scenarios: no pacing, short grace, one round at a time, unless given.
+
+    A run that uses a feature that `Config` does not know yet gets its fields and the feature's.
+    """
     settings = {"learners": 1, "total_steps": 2, "grace_ms": 20, "pipeline": 1,
                 "sync_interval_steps": 0.0, **given}
-    return Config(**settings)
+    names = {field.name for field in fields(Config)}
+    extras = settings.keys() - names
+    assert extras <= OPTIONAL.keys(), f"no such setting: {extras - OPTIONAL.keys()}"
+    base = Config(**{key: value for key, value in settings.items() if key in names})
+    if not extras:
+        return base
+    known = {name: getattr(base, name) for name in names}
+    derived = {name: getattr(base, name) for name in ("fixed_roster",
+                                                      "final_ack_timeout_resolved_s")}
+    return SimpleNamespace(**{**OPTIONAL, **known, **derived,
+                              **{key: settings[key] for key in extras}})
 
 
 class ToyDriver:
@@ -31,16 +53,19 @@ class ToyDriver:
     Outer step: learning rate 1, no momentum: a fragment moves by the weighted mean of the deltas.
     """
 
-    def __init__(self, config, fragments: int = 1):
+    def __init__(self, config, fragments: int = 1, resumed: ev.Resumed | None = None):
         self.config = config
         self.fragments = fragments
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, resumed)
         self.watch = Watch(self.scheduler)
         self.values = [0.0] * fragments
-        self.versions = [0] * fragments
+        self.versions = list(self.scheduler.versions) or [0] * fragments
+        self.folds: dict[int, list] = {}
+        self.to_fold: list[ev.Folded] = []
         self.merging: dict[int, act.StartMerge] = {}
         self.results: dict[int, float] = {}
         self.to_sync: list[int] = []
+        self.saving: str | None = None
         self.connections = 0
 
     @property
@@ -63,17 +88,27 @@ class ToyDriver:
     def carry_out(self, action):
         if isinstance(action, act.AdoptInit):
             self.values[action.fragment] = action.payload.value
+        elif isinstance(action, act.OpenFold):
+            self.folds[action.step] = []
+        elif isinstance(action, act.Fold):
+            self.folds[action.step].append((action.contribution, action.contribution.payload.value))
+            self.to_fold.append(ev.Folded(action.step, action.attempt, action.contribution.learner,
+                                          action.contribution.carried))
         elif isinstance(action, act.StartMerge):
             self.merging[action.step] = action
+        elif isinstance(action, act.Save):
+            self.saving = action.kind
         elif isinstance(action, act.Publish):
             self.values[action.fragment] = self.results.pop(action.step)
             self.versions[action.fragment] = action.step
-        elif isinstance(action, act.Broadcast) and action.version > 0:
-            self.to_sync.append(action.version)
+            self.to_sync += [action.step] if action.step < self.config.total_steps else []
 
     def merge(self, job: act.StartMerge) -> float:
-        total = sum(c.weight for c in job.contributions)
-        moved = sum(c.weight * c.payload.value for c in job.contributions)
+        values = self.folds.pop(job.step, None)
+        if values is None:
+            values = [(c, c.payload.value) for c in job.contributions]
+        total = sum(c.weight for c, _ in values)
+        moved = sum(c.weight * value for c, value in values)
         return self.values[job.fragment] + (moved / total if total > 0 else 0.0)
 
     # ---- events --------------------------------------------------------------------------------

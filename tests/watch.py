@@ -39,9 +39,12 @@ class Watch:
         self.attempts: dict = {}
         self.grace: dict = {}
         self.merging: dict = {}
-        self.published = 0
+        self.published = scheduler.global_step
         self.acknowledged: set = set()
         self.eligible: set = set()
+        self.folds: dict = {}
+        self.carried: dict = {}
+        self.parked: set = set()
         self.exit: act.Exit | None = None
 
     def event(self, event):
@@ -79,12 +82,14 @@ class Watch:
         check(self.scheduler)
         held = {}
         for round in self.scheduler.rounds.values():
+            keepers = [slot for slot in round.slots.values() if slot.holds]
+            keepers += [late for late in round.carried.values() if late.holds]
+            held.update((id(k.push.payload), k.push.payload) for k in keepers)
             if round.state == RoundState.GATHERING:
-                pushes = [slot.push for slot in round.slots.values() if slot.push is not None]
-                held.update((id(push.payload), push.payload) for push in pushes)
                 self.deadlines(round)
-            elif round.payloads_held:
-                held.update((id(c.payload), c.payload) for c in round.contributions)
+        if self.scheduler.late is not None:
+            for waiting in self.scheduler.late.waiting.values():
+                held.update((id(push.payload), push.payload) for push in waiting.values())
         assert held == self.owned, f"payloads lost {self.owned} or kept {held}"
 
     def deadlines(self, round):
@@ -108,6 +113,7 @@ class Watch:
 
     def release(self, payload):
         assert self.owned.pop(id(payload), None) is payload, f"{payload} given back twice"
+        self.parked.discard(id(payload))
 
     def on_release(self, action):
         self.release(action.payload)
@@ -136,11 +142,46 @@ class Watch:
         who = [(c.learner, c.generation) for c in action.contributions]
         assert who, f"{action} merges nothing"
         assert sorted(who) == who, f"not in learner order: {who}"
-        assert len({c[0] for c in who}) == len(who), f"4: {who}"
-        if self.scheduler.fixed_roster:
-            assert [c[0] for c in who] == list(range(self.config.learners)), f"10: {who}"
+        own = [c.learner for c in action.contributions if not c.carried]
+        assert len(set(own)) == len(own), f"4: {who}"
+        if self.config.fixed_roster:
+            assert own == list(range(self.config.learners)), f"10: {who}"
+        for late in action.contributions:
+            if late.carried and late.payload is not None:
+                self.carried_once(late)
+        if action.step in self.folds:
+            self.whole_fold(action)
         assert action.step not in self.merging, f"2: step {action.step} merged twice"
         self.merging[action.step] = action
+
+    def carried_once(self, late):
+        """18: one late push is merged at most once."""
+        assert id(late.payload) not in self.carried, f"18: {late} merged twice"
+        self.carried[id(late.payload)] = late.payload
+
+    def on_openfold(self, action):
+        self.folds[action.step] = (action, [])
+
+    def on_fold(self, action):
+        opened, folded = self.folds[action.step]
+        assert opened.attempt == action.attempt, f"{action} is not of the open fold {opened}"
+        folded.append(action.contribution)
+
+    def whole_fold(self, action):
+        """11: an exact fold closes with all of its roster, any fold with what it was given."""
+        opened, folded = self.folds.pop(action.step)
+        merged = sorted((c.learner, c.carried, c.weight) for c in action.contributions)
+        assert merged == sorted((c.learner, c.carried, c.weight) for c in folded)
+        if self.scheduler.policy.exact_fold:
+            assert opened.learners == tuple(c.learner for c in action.contributions), "11"
+
+    def on_park(self, action):
+        assert self.owned[id(action.payload)] is action.payload, "parked, but not ours"
+        assert id(action.payload) not in self.parked, f"{action.payload} parked twice"
+        self.parked.add(id(action.payload))
+
+    def on_unpark(self, action):
+        self.parked.remove(id(action.payload))
 
     def on_publish(self, action):
         assert action.step == self.published + 1, f"1: {action} after {self.published}"
@@ -163,6 +204,9 @@ class Watch:
 
     def on_sendshutdown(self, action):
         assert set(action.members) <= self.acknowledged & self.connected, f"15: {action}"
+
+    def on_save(self, action):
+        assert not self.scheduler.rounds, f"{action} with rounds open"
 
     def on_exit(self, action):
         assert not self.owned, f"payloads {list(self.owned.values())} die with the run"

@@ -64,7 +64,7 @@ class Pull(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """One push of a closed round, with the weight that is really used."""
+    """One push of a round, with the weight that is really used."""
 
     learner: int
     generation: int
@@ -72,6 +72,42 @@ class Contribution(NamedTuple):
     c_steps: int
     c_tokens: int
     weight: float
+    payload: Any
+    """None in a `StartMerge` of a round whose pushes were folded one by one."""
+    carried: bool = False
+    """A late push of an earlier round; `weight` has the discount in it."""
+    lag: int = 0
+    discount: float = 1.0
+
+
+class OpenFold(NamedTuple):
+    """Begin this round's fold, empty; what an earlier `OpenFold` of the step held is dropped."""
+
+    step: int
+    fragment: int
+    attempt: int
+    learners: tuple[int, ...]
+    """Ascending: the order in which an exact fold takes them."""
+
+
+class Fold(NamedTuple):
+    """Add a push to its round's fold, in the order of these actions; answer with `Folded`."""
+
+    step: int
+    fragment: int
+    attempt: int
+    contribution: Contribution
+
+
+class Park(NamedTuple):
+    """The payload of a late push waits for another round: keep only its bytes as received."""
+
+    payload: Any
+
+
+class Unpark(NamedTuple):
+    """A parked payload has joined a round: decode it again."""
+
     payload: Any
 
 
@@ -82,7 +118,7 @@ class StartMerge(NamedTuple):
     fragment: int
     base: int
     contributions: tuple[Contribution, ...]
-    """Ascending (learner, generation)."""
+    """Ascending (learner, generation); a carried push before the learner's own of this round."""
 
 
 class Publish(NamedTuple):
@@ -101,7 +137,7 @@ class Broadcast(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Write to disk on a worker (`kind`: "final-state"); answer with `Saved`."""
+    """Write to disk on a worker (`kind`: "final-state", "budget-cutoff"); answer with `Saved`."""
 
     kind: str
     step: int
@@ -143,6 +179,6 @@ class Exit(NamedTuple):
 
 
 Action = (
-    Admit | Refuse | Close | Release | AdoptInit | CatchUp | Pull | StartMerge | Publish | Broadcast
-    | Save | SendFinal | SendShutdown | Log | Record | Exit
+    Admit | Refuse | Close | Release | AdoptInit | CatchUp | Pull | OpenFold | Fold | Park | Unpark
+    | StartMerge | Publish | Broadcast | Save | SendFinal | SendShutdown | Log | Record | Exit
 )

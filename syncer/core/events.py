@@ -9,6 +9,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
+class Resumed(NamedTuple):
+    """Not an event: the state of a checkpoint that a new `Scheduler` starts from."""
+
+    step: int
+    fragments: int
+    fingerprint: bytes
+    ledger: dict[int, list[int]]
+    """learner id -> [merges, steps, tokens]."""
+
+
 class Tick(NamedTuple):
     """Time has passed; nothing else."""
 
@@ -62,6 +72,26 @@ class Push(NamedTuple):
     c_steps: int
     c_tokens: int
     payload: Any
+
+
+class Folded(NamedTuple):
+    """A worker has added a push to its fold: the payload is free.
+
+    The fields say which `Fold` it was; `carried` is that of its contribution.
+    """
+
+    step: int
+    attempt: int
+    learner: int
+    carried: bool = False
+
+
+class BudgetDone(NamedTuple):
+    """A BUDGET_DONE of an admitted member: its optimizer has taken this many steps."""
+
+    learner: int
+    generation: int
+    steps: int
 
 
 class CaughtUp(NamedTuple):
@@ -118,5 +148,5 @@ class Stop(NamedTuple):
 
 Event = (
     Tick | Hello | Disconnected | Init | Heartbeat | Push | CaughtUp | MergeDone | Synced | Saved
-    | FinalAck | Stop
+    | FinalAck | Folded | BudgetDone | Stop
 )

@@ -6,6 +6,7 @@ after every event and production only with SYNCER_CHECK=1. The numbers are those
 
 from syncer.core.membership cimport Member, Membership
 from syncer.core.quorum cimport NEVER, Verdict, decide_close
+from syncer.core.carry cimport Carried
 from syncer.core.round cimport Round, RoundState, Slot
 from syncer.core.scheduler cimport Phase, Scheduler
 from syncer.errors import InvariantViolation
@@ -73,6 +74,9 @@ cdef int check_rounds(Scheduler s) except -1:
     if s.phase == Phase.RUNNING:
         demand(sorted(s.rounds) == list(range(s.global_step + 1, s.next_step)),
                "2: the open rounds are the steps after the last commit", sorted(s.rounds))
+    else:
+        demand(not s.rounds and not s.late.waiting, "rounds and late pushes end with the running phase",
+               s.rounds)
     demand(len(s.rounds) <= s.depth, "2: depth holds", len(s.rounds))
     for step in sorted(s.rounds):
         round = s.rounds[step]
@@ -85,33 +89,43 @@ cdef int check_rounds(Scheduler s) except -1:
             check_gathering(s, round)
         else:
             demand(len(round.contributions) > 0, "a closed round has contributions", round)
-            demand(round.payloads_held == (round.state == RoundState.COMPUTING),
-                   "payloads are held from close to the end of the merge", round)
     demand(gathering == s.gathering, "the gathering rounds are listed in step order", s.gathering)
     return 0
 
 
 cdef int check_gathering(Scheduler s, Round round) except -1:
     cdef Slot slot
-    cdef Py_ssize_t answered = 0
+    cdef Carried late
+    cdef Py_ssize_t answered = 0, pushed = 0
+    capacity = answered_capacity = 0
     for learner, slot in round.slots.items():
         demand(slot.member.learner == learner, "4: one slot per learner", round)
+        capacity += s.policy.capacity_of(learner)
+        answered += round.answers(slot)
+        answered_capacity += s.policy.capacity_of(learner) if round.answers(slot) else 0
         if slot.push is None:
+            demand(not slot.holds, "an empty slot holds no payload", round)
             continue
-        answered += 1
+        pushed += 1
         demand(slot.push.learner == learner and slot.push.step == round.step
                and slot.push.attempt == round.attempt and slot.push.base <= round.base,
                "5: a slot holds a push of its learner, step and attempt", slot.push)
-        demand(s.fixed_roster or slot.push.generation == slot.member.generation,
+        demand(s.policy.fixed_roster or slot.push.generation == slot.member.generation,
                "5: a push comes from the expected generation", slot.push)
-    demand(answered == round.answered, "4: the answers equal the pushes held", round)
-    if s.fixed_roster:
+    demand((answered, pushed, capacity, answered_capacity)
+           == (round.answered, round.pushed, round.capacity_expected, round.capacity_answered),
+           "4: the sums of a round equal its slots", round)
+    for learner, late in round.carried.items():
+        demand(late.push.learner == learner and late.push.fragment == round.fragment
+               and late.lag <= s.policy.max_carry_lag and late.push.base <= round.base,
+               "18: a carried delta is of its learner and fragment, and not too old", late.push)
+    if s.policy.fixed_roster:
         demand(sorted(round.slots) == list(range(len(s.members.current))),
                "10: a fixed roster expects every learner", sorted(round.slots))
-    demand((round.quorum_ns != NEVER) == s.quorum_reached(round),
+    demand((round.quorum_ns != NEVER) == s.policy.quorum_reached(round),
            "grace is armed exactly when quorum has been reached", round)
-    demand(decide_close(s.now_ns, round.answered, len(round.slots), round.answered > 0,
+    demand(decide_close(s.now_ns, round.answered, len(round.slots), round.contributed(),
                         round.quorum_ns != NEVER, round.grace_deadline_ns,
-                        round.quorum_deadline_ns) == Verdict.WAIT,
+                        round.quorum_deadline_ns, s.policy.soft_deadline_of(round)) == Verdict.WAIT,
            "20: a round that could close or relaunch has done so", round)
     return 0

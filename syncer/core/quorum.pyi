@@ -7,7 +7,7 @@ class Verdict(IntEnum):
 
 def decide_close(
     now_ns: int, answered: int, expected: int, contributed: bool, quorum: bool,
-    grace_deadline_ns: int, quorum_deadline_ns: int,
+    grace_deadline_ns: int, quorum_deadline_ns: int, soft_deadline_ns: int = ...,
 ) -> Verdict: ...
 def grace_ns(
     gamma: float, tau: float, cap_ns: int, step_time_s: float, since_launch_s: float, sync_s: float

@@ -8,14 +8,16 @@ NEVER = 0x7FFFFFFFFFFFFFFF
 
 cpdef Verdict decide_close(
     long long now_ns, Py_ssize_t answered, Py_ssize_t expected, bint contributed, bint quorum,
-    long long grace_deadline_ns, long long quorum_deadline_ns) noexcept:
+    long long grace_deadline_ns, long long quorum_deadline_ns,
+    long long soft_deadline_ns=0x7FFFFFFFFFFFFFFF) noexcept:
     """What to do with a gathering round.
 
     answered, expected: slots; contributed: at least one delta would be merged; quorum: reached;
-    grace_deadline_ns: NEVER while grace is not armed. The order of the tests is the rule: a full
-    round closes even below quorum, and once quorum is there the quorum deadline has no effect.
+    grace_deadline_ns: NEVER while grace is not armed; soft_deadline_ns: NEVER unless the round may
+    close by it. The order of the tests is the rule: a full round closes even below quorum, and once
+    quorum is there the quorum deadline has no effect.
     """
-    if answered >= expected and contributed:
+    if contributed and (answered >= expected or now_ns >= soft_deadline_ns):
         return Verdict.CLOSE
     if quorum:
         return Verdict.CLOSE if now_ns >= grace_deadline_ns else Verdict.WAIT

@@ -15,22 +15,27 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
     """The record of one committed round.
 
     layout_hash: the fingerprint in hex. `ms` runs from the launch of the merged attempt to the
-    commit; `sync_ms` is compute + commit + broadcast. A responder's `contribution` is its share of
-    the total weight, 0 when that is not positive.
+    commit; `sync_ms` is compute + commit + broadcast. A `contribution` is a share of the total weight
+    of pushes and carried deltas, 0 when that is not positive. `responded` are the expected learners
+    that answered; with --carry-answers-round a carried delta is an answer.
     """
     cdef Slot slot
     cdef Member member
     cdef list missed = []
     cdef list responded = []
+    cdef list carried = []
+    cdef list answered = []
     cdef list expected = round.expected_members()
     cdef double total = 0.0
     for member in expected:
         slot = round.slots[member.learner]
-        if slot.push is None:
-            missed.append(member)
+        (answered if round.answers(slot) else missed).append(member)
     for contribution in round.contributions:
         total += contribution.weight
-        responded.append(contribution)
+        if contribution.carried:
+            carried.append(contribution)
+        else:
+            responded.append(contribution)
     record = {
         "protocol_version": PROTOCOL_VERSION,
         "delta_semantics": DELTA_SEMANTICS,
@@ -50,8 +55,8 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
         "quorum": quorum,
         "expected": [m.learner for m in expected],
         "expected_members": [identity(m) for m in expected],
-        "responded": [c.learner for c in responded],
-        "responded_members": [identity(c) for c in responded],
+        "responded": [m.learner for m in answered],
+        "responded_members": [answerer(round, m) for m in answered],
         "missed_grace": [m.learner for m in missed],
         "missed_members": [identity(m) for m in missed],
         "quorum_ms": (None if round.quorum_ns == NEVER
@@ -60,6 +65,8 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
         "sync_ms": milliseconds(sync_ns),
         "responders": [responder(c, round.base, total) for c in responded],
     }
+    if carried:
+        record["carried"] = [carried_delta(c, total) for c in carried]
     if round.released:
         record["released"] = sorted(round.released)
     if round.joined:
@@ -80,6 +87,12 @@ cdef dict identity(object who):
     return {"id": who.learner, "generation": who.generation}
 
 
+cdef dict answerer(Round round, Member member):
+    """Who answered a member's slot: in a fixed roster that may be a newer generation."""
+    cdef Slot slot = round.slots[member.learner]
+    return identity(member if slot.push is None else slot.push)
+
+
 cdef dict responder(object contribution, long long base, double total):
     return {
         "id": contribution.learner,
@@ -89,5 +102,19 @@ cdef dict responder(object contribution, long long base, double total):
         "c_steps": contribution.c_steps,
         "c_tokens": contribution.c_tokens,
         "weight": contribution.weight,
+        "contribution": contribution.weight / total if total > 0 else 0.0,
+    }
+
+
+cdef dict carried_delta(object contribution, double total):
+    return {
+        "id": contribution.learner,
+        "base_version": contribution.base,
+        "lag": contribution.lag,
+        "discount": contribution.discount,
+        "weight": contribution.weight,
+        "generation": contribution.generation,
+        "c_steps": contribution.c_steps,
+        "c_tokens": contribution.c_tokens,
         "contribution": contribution.weight / total if total > 0 else 0.0,
     }

@@ -1,6 +1,7 @@
 from enum import IntEnum
 
 from syncer.core.actions import Contribution
+from syncer.core.carry import Carried
 from syncer.core.events import Push
 from syncer.core.membership import Member
 
@@ -12,6 +13,7 @@ class RoundState(IntEnum):
 class Slot:
     member: Member
     push: Push | None
+    holds: bool
 
 class Round:
     step: int
@@ -20,7 +22,12 @@ class Round:
     attempt: int
     state: RoundState
     slots: dict[int, Slot]
+    carried: dict[int, Carried]
+    carry_answers: bool
     answered: int
+    pushed: int
+    capacity_expected: int
+    capacity_answered: int
     launch_ns: int
     quorum_deadline_ns: int
     quorum_ns: int
@@ -30,7 +37,6 @@ class Round:
     joined: list[int]
     stale_refused: int
     contributions: tuple[Contribution, ...] | None
-    payloads_held: bool
     compute_ns: int
     gnorm: float
     error: str | None

@@ -1,17 +1,22 @@
 """One round: the gathering of one step, from launch to commit.
 
-Holds the expected set with its slots, the attempt, the deadlines, and afterwards the result's
-figures. It changes only through the methods below; must not decide anything or emit actions.
+Holds the expected set with its slots, the attempt, the deadlines, the late pushes that joined, and
+afterwards the result's figures. It changes only through the methods below; must not decide
+anything or emit actions.
 
     launch -> GATHERING -> start_computing -> COMPUTING -> finish_computing -> READY -> committed
-                 relaunch: attempt + 1, new expected set, empty slots
+                 launch again: attempt + 1, new expected set, empty slots
 
-What may change the expected set while gathering, and nothing else: a slot's `rebind` to another
-generation of the same learner, `join`, `release_slot`, `relaunch`. The first three leave attempt,
-base, launch time and every deadline as they are.
+What may change the expected set while gathering, and nothing else: a slot passing to another
+generation of its learner, `join`, `drop_slot`, a new launch. The first three leave attempt, base,
+launch time and every deadline as they are.
 """
 
+from syncer.core.carry cimport Carried
+from syncer.core.membership cimport Member
 from syncer.core.quorum cimport NEVER
+
+cdef object MILLION = 1_000_000
 
 
 cdef class Slot:
@@ -22,22 +27,44 @@ cdef class Slot:
 
 
 cdef class Round:
-    """The gathering, merge and commit of one step."""
+    """The gathering, merge and commit of one step.
 
-    def __cinit__(self, long long step, Py_ssize_t fragment, long long base):
+    capacities: learner id -> millionths, 1 for ids not named; carry_answers: a carried delta counts
+    as the answer of its learner's slot.
+    """
+
+    def __cinit__(self, long long step, Py_ssize_t fragment, long long base, dict capacities,
+                  bint carry_answers):
         self.step = step
         self.fragment = fragment
         self.base = base
+        self.capacities = capacities
+        self.carry_answers = carry_answers
+        self.carried = {}
         self.committed_ns = NEVER
 
     cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1:
-        """Begin the next attempt with these members (ascending id) as the expected set."""
+        """Begin the next attempt with these members (ascending id) as the expected set.
+
+        The pushes of the attempt before must have been freed; carried deltas stay.
+        """
         cdef Member member
+        cdef Slot slot
         self.attempt += 1
         self.slots = {}
-        for member in members:
-            self.slots[member.learner] = Slot(member)
         self.answered = 0
+        self.pushed = 0
+        self.capacity_expected = 0
+        self.capacity_answered = 0
+        for member in members:
+            slot = Slot(member)
+            self.slots[member.learner] = slot
+            if self.answers(slot):
+                self.count_answer(slot)
+        if self.capacities:
+            self.capacity_expected = sum([self.capacities.get(i, MILLION) for i in self.slots])
+        else:
+            self.capacity_expected = MILLION * len(self.slots)
         self.launch_ns = now_ns
         self.quorum_deadline_ns = quorum_deadline_ns
         self.quorum_ns = NEVER
@@ -47,25 +74,36 @@ cdef class Round:
         self.joined = []
         return 0
 
-    cdef list relaunch(self, long long now_ns, list members, long long quorum_deadline_ns):
-        """As `launch`; returns the payloads of the pushes that the new attempt discards."""
-        cdef list discarded = [push.payload for push in self.pushes()]
-        self.launch(now_ns, members, quorum_deadline_ns)
-        return discarded
+    cdef bint contributed(self) noexcept:
+        """Would a merge have anything to merge?"""
+        return self.pushed > 0 or len(self.carried) > 0
 
-    cdef list pushes(self):
-        """Accepted pushes, ascending learner id."""
-        cdef Slot slot
-        cdef list found = []
-        for learner in sorted(self.slots):
-            slot = self.slots[learner]
-            if slot.push is not None:
-                found.append(slot.push)
-        return found
+    cdef bint answers(self, Slot slot):
+        """Has this slot's learner answered?"""
+        return slot.push is not None or (self.carry_answers
+                                         and slot.member.learner in self.carried)
+
+    cdef int count_answer(self, Slot slot) except -1:
+        self.answered += 1
+        self.capacity_answered += self.capacities.get(slot.member.learner, MILLION)
+        return 0
 
     cdef int accept(self, Slot slot, object push) except -1:
+        """The slot's first valid push."""
+        cdef bint answered = self.answers(slot)
         slot.push = push
-        self.answered += 1
+        slot.holds = True
+        self.pushed += 1
+        if not answered:
+            self.count_answer(slot)
+        return 0
+
+    cdef int attach(self, Carried late) except -1:
+        """A late push joins this round, whether or not its learner is expected."""
+        cdef Slot slot = self.slots.get(late.push.learner)
+        self.carried[late.push.learner] = late
+        if self.carry_answers and slot is not None and slot.push is None:
+            self.count_answer(slot)
         return 0
 
     cdef int arm_grace(self, long long now_ns, long long grace_ns) except -1:
@@ -75,15 +113,17 @@ cdef class Round:
         self.grace_deadline_ns = now_ns + grace_ns
         return 0
 
-    cdef int release_slot(self, Py_ssize_t learner) except -1:
-        """The learner cannot answer this pull: the round does not wait for it any more."""
+    cdef int drop_slot(self, Py_ssize_t learner) except -1:
+        """The round does not wait for this learner, who has not answered, any more."""
         del self.slots[learner]
+        self.capacity_expected -= self.capacities.get(learner, MILLION)
         self.released.append(learner)
         return 0
 
     cdef int join(self, Member member) except -1:
         """A late joiner enters the expected set."""
         self.slots[member.learner] = Slot(member)
+        self.capacity_expected += self.capacities.get(member.learner, MILLION)
         self.joined.append(member.learner)
         return 0
 
@@ -96,17 +136,37 @@ cdef class Round:
             found.append(slot.member)
         return found
 
+    cdef list free_pushes(self):
+        """Payloads of pushes that have not been given back yet, ascending id; now they are."""
+        cdef Slot slot
+        cdef list found = []
+        for learner in sorted(self.slots):
+            slot = self.slots[learner]
+            if slot.holds:
+                slot.holds = False
+                found.append(slot.push.payload)
+        return found
+
+    cdef list free_all(self):
+        """As `free_pushes`, and the carried ones."""
+        cdef Carried late
+        cdef list found = self.free_pushes()
+        for learner in sorted(self.carried):
+            late = self.carried[learner]
+            if late.holds:
+                late.holds = False
+                found.append(late.push.payload)
+        return found
+
     cdef int start_computing(self, tuple contributions) except -1:
         """The round has closed: from here on no push finds it."""
         self.state = RoundState.COMPUTING
         self.contributions = contributions
-        self.payloads_held = True
         return 0
 
     cdef int finish_computing(self, object done) except -1:
-        """The worker's answer is here, and the payloads are free."""
+        """The worker's answer is here."""
         self.state = RoundState.READY
-        self.payloads_held = False
         self.compute_ns = done.compute_ns
         self.gnorm = done.gnorm
         self.error = done.error

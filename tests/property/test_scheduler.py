@@ -53,6 +53,7 @@ class Fleet:
         self.seen: dict = {}
         self.finals: list = []
         self.saving = False
+        self.opened: dict = {}
         self.listener = None
 
     @property
@@ -147,7 +148,7 @@ class Fleet:
     def saved(self):
         if self.saving:
             self.saving = False
-            self.feed(ev.Saved("final-state", self.scheduler.global_step))
+            self.feed(ev.Saved(self.driver.saving, self.scheduler.global_step))
 
     def wait(self, ms: int):
         """Time passes, with every timer at its moment."""
@@ -186,6 +187,27 @@ class Fleet:
             base = max(0, newest - (1 + lag) * self.driver.fragments)
             self.feed(self.driver.push(*member, pull.step, 0.5, attempt=pull.attempt, base=base))
 
+    def late(self, choice: int, rounds_ago: int):
+        """A live member pushes for one of the last closed rounds, from the anchor it had then."""
+        fragments = self.driver.fragments
+        step = self.scheduler.global_step - rounds_ago
+        if step >= 1 and self.connected:
+            member = self.connected[choice % len(self.connected)]
+            self.feed(self.driver.push(*member, step, 2.0, base=max(0, step - fragments)))
+
+    def folded(self):
+        while self.driver.to_fold:
+            self.feed(self.driver.to_fold.pop(0))
+
+    def budget(self, chance: int, choice: int):
+        """Now and then a learner has spent its budget, in a run that has one."""
+        current = [m for m in self.scheduler.members.current if m is not None]
+        steps = getattr(self.driver.config, "learner_budget_steps", None)
+        running = self.scheduler.phase in (Phase.RUNNING, Phase.CUTOFF)
+        if steps and current and running and chance == 0:
+            member = current[choice % len(current)]
+            self.feed(ev.BudgetDone(member.learner, member.generation, steps))
+
     # ---- liveness --------------------------------------------------------------------------------
 
     def settle(self):
@@ -202,10 +224,14 @@ class Fleet:
             self.caught_up(0)
         while any(self.pulls.values()):
             self.answer(0)
+        self.folded()
         while self.driver.merging:
             self.merged(0)
         while self.driver.to_sync:
             self.synced(0)
+        if self.scheduler.phase == Phase.CUTOFF:
+            for choice in range(learners):
+                self.budget(0, choice)
         while self.finals:
             self.acknowledge(0)
         self.saved()
@@ -267,16 +293,21 @@ def test_any_events_then_a_healthy_fleet_finishes(options, fragments, started, f
 
 
 def finished(fleet: Fleet):
-    """Exit 0, unless a strict rule ended the run or nobody was there for the final cut."""
+    """Exit 0, unless the run ended in one of the ways that its own configuration asks for."""
     exit_action = fleet.driver.exit
     assert exit_action is not None, f"stuck at {fleet.scheduler.global_step}"
-    if exit_action.status == 0:
-        assert fleet.scheduler.global_step == fleet.driver.config.total_steps
-        assert sum(e[0] for e in fleet.scheduler.ledger.values()) >= fleet.scheduler.global_step
+    config, text = fleet.driver.config, exit_action.text
+    if exit_action.status == 0 and "budget" in text:
+        assert fleet.scheduler.budget.leases == {}
+    elif exit_action.status == 0:
+        assert fleet.scheduler.global_step == config.total_steps
+        assert sum(e[0] for e in fleet.scheduler.ledger.values()) >= config.total_steps
     else:
-        strict = fleet.driver.config.max_base_lag == 0
-        assert "max-base-lag 0" in exit_action.text if strict else (
-            "no learner is connected" in exit_action.text), exit_action
+        strict = config.max_base_lag == 0 and "max-base-lag 0" in text
+        nobody = not config.fixed_roster and "no learner is connected" in text
+        lease = (getattr(config, "learner_budget_steps", None)
+                 and "learner budget not reported in time" in text)
+        assert strict or nobody or lease, exit_action
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=SLOW_OK)
@@ -303,7 +334,52 @@ RARE_PATHS = {
     "quorum timeout: relaunch deferred, too few learners",
     "quorum timeout: missing learners of the fixed roster pulled again",
     "OutOfRound", "UnexpectedMember", "FutureBase", "StaleBase", "Duplicate",
+    "late push carried into round", "late push waits for the next round", "carry_superseded",
+    "carry_lag_exceeded", "learner-budget cutoff checkpoint written",
+    "tape carried", "tape released", "tape joined", "closed by carry alone", "late fold reopened",
+    "capacity shrink", "closed without quorum",
 }
+
+
+def features(rng: random.Random, learners: int) -> dict:
+    """Optional parts of a dynamic run, none in most of the seeds."""
+    kind = rng.choice(["", "", "carry", "carry", "capacity", "exact", "streaming", "budget"])
+    if kind == "carry":
+        return {"late_carry": True, "carry_answers_round": rng.random() < 0.5,
+                "fold": rng.choice(["batch", "streaming"]), "max_carry_lag": rng.choice([0, 1, 2])}
+    if kind == "capacity":
+        return {"quorum_capacity": rng.choice([0.3, 0.6, 1.0]), "q_min": rng.randint(1, learners),
+                "learner_capacity": {0: 2.5}, "soft_deadline_s": rng.choice([None, 1, 5])}
+    if kind in ("exact", "streaming"):
+        exact = {"quorum": learners, "learner_weight": "equal"} if kind == "exact" else {}
+        return {"fold": kind, **exact}
+    return {"learner_budget_steps": 50} if kind == "budget" else {}
+
+
+class Marks:
+    """Which rare paths a history has taken, read from what the scheduler says."""
+
+    def __init__(self, fleet, reached: set):
+        self.fleet = fleet
+        self.reached = reached
+
+    def __call__(self, action):
+        if isinstance(action, act.Log):
+            self.reached.add(action.fields.get("reason", action.text))
+        elif isinstance(action, act.Record) and "step" in action.fields:
+            fields = action.fields
+            self.reached.update(f"tape {key}" for key in ("carried", "released", "joined")
+                                if key in fields)
+            if not fields.get("responders", True):
+                self.reached.add("closed by carry alone")
+            if fields.get("quorum_ms", 0) is None and fields.get("missed_grace"):
+                self.reached.add("closed without quorum")
+            if "released" in fields and self.fleet.driver.config.max_base_lag is None:
+                self.reached.add("capacity shrink")
+        elif isinstance(action, act.OpenFold):
+            if self.fleet.opened.get(action.step) == action.attempt:
+                self.reached.add("late fold reopened")
+            self.fleet.opened[action.step] = action.attempt
 
 
 def random_history(seed: int, reached: set) -> Fleet:
@@ -313,6 +389,7 @@ def random_history(seed: int, reached: set) -> Fleet:
     fixed = rng.random() < 0.25
     fleet = Fleet({
         "learners": learners,
+        "start_learners": learners if fixed else rng.randint(1, learners),
         "quorum": learners if fixed else rng.randint(1, learners),
         "total_steps": rng.randint(6, 20),
         "pipeline": rng.randint(1, 3),
@@ -320,9 +397,9 @@ def random_history(seed: int, reached: set) -> Fleet:
         "max_base_lag": 0 if fixed else rng.choice([None, 1, 3]),
         "quorum_timeout_s": rng.choice([1, 10]),
         "final_ack_timeout_s": 10_000,
+        **({} if fixed else features(rng, learners)),
     }, rng.randint(1, 4))
-    fleet.listener = lambda action: reached.add(
-        action.fields.get("reason", action.text)) if isinstance(action, act.Log) else None
+    fleet.listener = Marks(fleet, reached)
     operations = {
         "hello": lambda: fleet.hello(rng.randrange(learners)),
         "gone": lambda: fleet.gone(rng.randrange(9)),
@@ -333,6 +410,9 @@ def random_history(seed: int, reached: set) -> Fleet:
         "merged": lambda: fleet.merged(rng.randrange(9)),
         "synced": lambda: fleet.synced(rng.randrange(9)),
         "work": lambda: fleet.work(rng.randrange(32)),
+        "late": lambda: fleet.late(rng.randrange(9), rng.randint(0, 4)),
+        "folded": fleet.folded,
+        "budget": lambda: fleet.budget(rng.randrange(30), rng.randrange(200)),
         "wait": lambda: fleet.wait(rng.choice([1, 20, 100, 1000, 10_000])),
         "acknowledge": lambda: fleet.acknowledge(rng.randrange(9), rng.random() < 0.2),
     }
@@ -340,7 +420,7 @@ def random_history(seed: int, reached: set) -> Fleet:
     weights[-1] += 1
     fleet.settle()
     for name in rng.choices(list(operations), weights, k=rng.randint(20, 150)):
-        if name != "stale" or not fixed:
+        if name not in ("stale", "late") or not fixed:
             operations[name]()
     for _ in range(1000):
         if fleet.driver.exit is not None:

@@ -4,6 +4,7 @@ A file is a conversation: settings, then inputs, each followed by the actions it
 
     config learners=2 quorum=2           settings of the run (tests.toy_driver.toy_config)
     fragments 2                          how many; each is one number
+    resume 5                             start from a checkpoint of this step
     merges by hand                       a merge waits for `merged`; otherwise it ends at once
     at 0 hello 0.1                       at 0 ms, learner 0 connects as generation 1
     at 0 init 0.1 p0 10                  version 0 of fragment 0 is 10
@@ -15,6 +16,7 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     at 9 merged t2 [error words]         only with `merges by hand`
     at 9 ack 0.1 t2
     at 9 saved [error words]
+    at 9 budget 0.1 100                  BUDGET_DONE with this many steps
     at 9 stop 15
     until 900000                         let time pass
 
@@ -33,7 +35,7 @@ from tests.toy_driver import MS, ToyDriver, toy_config
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 QUIET_FIELDS = {"outer step", "learner connected", "learner disconnected"}
-SETTINGS = ("config", "fragments", "merges")
+SETTINGS = ("config", "fragments", "merges", "resume")
 
 
 def rewrite(text: str) -> str:
@@ -49,10 +51,13 @@ class Scenario:
         self.settings: dict = {}
         self.fragments = 1
         self.by_hand = False
+        self.resumed = None
         for line in self.lines:
             if line.startswith(SETTINGS):
                 self.setting(line)
-        self.driver = ToyDriver(toy_config(**self.settings), self.fragments)
+        if self.resumed is not None:
+            self.resumed = ev.Resumed(self.resumed, self.fragments, bytes(32), {})
+        self.driver = ToyDriver(toy_config(**self.settings), self.fragments, self.resumed)
         self.now_ms = 0.0
         self.written: list[str] = []
 
@@ -61,9 +66,11 @@ class Scenario:
         if word == "config":
             for pair in rest.split():
                 key, value = pair.split("=")
-                self.settings[key] = number_or_text(value)
+                self.settings[key] = setting_value(value)
         elif word == "fragments":
             self.fragments = int(rest)
+        elif word == "resume":
+            self.resumed = int(rest)
         else:
             assert rest == "by hand", line
             self.by_hand = True
@@ -107,6 +114,9 @@ class Scenario:
         while self.driver.to_sync:
             step = self.driver.to_sync.pop(0)
             self.feed(ev.Synced(step, 0), f"(synced t{step})")
+        while self.driver.to_fold:
+            folded = self.driver.to_fold.pop(0)
+            self.feed(folded, f"(folded t{folded.step} {folded.learner})")
         while self.driver.merging and not self.by_hand:
             step = min(self.driver.merging)
             self.feed(ev.MergeDone(step, 0, 1.0), f"(merged t{step})")
@@ -120,7 +130,7 @@ class Scenario:
         if word == "tick":
             return ev.Tick()
         if word == "saved":
-            return ev.Saved("final-state", self.driver.scheduler.global_step, words(rest))
+            return ev.Saved(self.driver.saving, self.driver.scheduler.global_step, words(rest))
         if word == "merged":
             return ev.MergeDone(int(rest[0][1:]), 0, 1.0, words(rest[1:]))
         learner, generation = map(int, rest.pop(0).split("."))
@@ -153,6 +163,9 @@ class Scenario:
             event = event._replace(delivered=versions)
         return event
 
+    def budget(self, learner, generation, rest):
+        return ev.BudgetDone(learner, generation, int(rest[0]))
+
     def ack(self, learner, generation, rest):
         return ev.FinalAck(learner, generation, int(rest[0][1:]))
 
@@ -180,7 +193,12 @@ class Scenario:
             f"pull t{a.step} p{a.fragment} attempt {a.attempt} -> {members(a.members)}"),
         act.StartMerge: lambda s, a: (
             f"merge t{a.step} p{a.fragment} on v{a.base}: "
-            + ", ".join(f"{c.payload} weight {c.weight:g}" for c in a.contributions)),
+            + ", ".join(map(contribution, a.contributions))),
+        act.OpenFold: lambda s, a: (
+            f"open fold t{a.step} attempt {a.attempt} for {list(a.learners)}"),
+        act.Fold: lambda s, a: f"fold t{a.step}: {contribution(a.contribution)}",
+        act.Park: lambda s, a: f"park {a.payload}",
+        act.Unpark: lambda s, a: f"unpark {a.payload}",
         act.Publish: lambda s, a: (
             f"publish t{a.step} p{a.fragment} = {s.driver.values[a.fragment]:g}"),
         act.Broadcast: lambda s, a: f"broadcast p{a.fragment} v{a.version} -> {members(a.members)}",
@@ -191,11 +209,20 @@ class Scenario:
     }
 
 
+def contribution(c: act.Contribution) -> str:
+    who = f"{c.learner}.{c.generation} (folded)" if c.payload is None else str(c.payload)
+    return who + (" carried" if c.carried else "") + f" weight {c.weight:g}"
+
+
 def describe_record(fields: dict) -> str:
     """A tape record, the parts that differ from run to run."""
     if "event" in fields:
         return "tape " + " ".join(f"{key}={value}" for key, value in fields.items())
     ids = {"responded", "missed_grace"} | {"released", "joined"} & fields.keys()
+    if "carried" in fields:
+        fields = {**fields, "carried": [f"{c['id']} lag {c['lag']} discount {c['discount']:g}"
+                                        for c in fields["carried"]]}
+        ids.add("carried")
     shown = [f"step={fields['step']}", f"attempt={fields['attempt']}",
              f"base={fields['launch_base_version']}",
              "expected=" + members((m["id"], m["generation"]) for m in fields["expected_members"])]
@@ -213,10 +240,14 @@ def words(rest: list[str]) -> str | None:
     return " ".join(rest) or None
 
 
-def number_or_text(value: str):
+def setting_value(text: str):
+    """`3`, `0.5`, `on`, `none`, `0:1,2:0.5` (a value per learner), or a word."""
+    if ":" in text:
+        pairs = (pair.split(":") for pair in text.split(","))
+        return {int(key): setting_value(value) for key, value in pairs}
     for kind in (int, float):
         try:
-            return kind(value)
+            return kind(text)
         except ValueError:
             continue
-    return {"none": None}.get(value, value)
+    return {"none": None, "on": True}.get(text, text)

@@ -1,0 +1,3 @@
+from syncer.core.gathering import Gathering
+
+class Admission(Gathering): ...

@@ -1,0 +1,3 @@
+class BudgetGate:
+    leases: dict[int, int]
+    def __init__(self, learners: int, now_ns: int, lease_ns: int) -> None: ...

@@ -1,0 +1,22 @@
+# C surface of late carry.
+
+cdef class Carried:
+    cdef readonly object push
+    cdef readonly long long lag
+    cdef readonly double discount
+    cdef readonly bint holds                 # the payload is still ours to give back
+
+
+cdef class CarryQueue:
+    cdef readonly dict waiting               # fragment -> {learner id: Push}
+    cdef readonly dict merged                # fragment -> [(step, ids merged by push)], newest last
+    cdef readonly Py_ssize_t fragments
+    cdef Py_ssize_t memory
+
+    cdef object put(self, object push)
+    cdef list take(self, Py_ssize_t fragment)
+    cdef list clear(self)
+    cdef int note_merged(self, long long step, frozenset learners) except -1
+    cdef bint was_merged(self, long long step, object learner)
+
+cpdef long long version_index(long long version, Py_ssize_t fragment, Py_ssize_t fragments) noexcept

@@ -1,0 +1,15 @@
+from syncer.core.events import Push
+
+class Carried:
+    push: Push
+    lag: int
+    discount: float
+    holds: bool
+
+class CarryQueue:
+    waiting: dict[int, dict[int, Push]]
+    merged: dict[int, list[tuple[int, frozenset[int]]]]
+    fragments: int
+    def __init__(self, fragments: int, max_lag: int) -> None: ...
+
+def version_index(version: int, fragment: int, fragments: int) -> int: ...
