@@ -200,7 +200,8 @@ cdef class Gathering:
         fields["attempt"] = round.attempt
         self.warn("quorum timeout: new frozen-membership attempt", fields)
         self.open_fold(round)
-        return self.pull(round, tuple([member.key for member in members]))
+        self.pull(round, tuple([member.key for member in members]))
+        return self.settle(round)                # carried deltas may answer the new slots at once
 
     # ---- late pushes that join -----------------------------------------------------------------
 
