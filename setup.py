@@ -10,6 +10,9 @@ Switches (environment):
   SYNCER_COVERAGE=1                   gcov and Cython line tracing
   SYNCER_NO_OPENMP=1                  the serial twin of every parallel pass
 
+`setup.py harness` builds build/harness-MACHINE instead: the kernels and csrc/harness.c as one static
+program for a host without Python.
+
 An incremental build redoes what changed: a .pyx or .pxd (Cython's own dependencies), a .c or .h of
 csrc, a switch, the compiler or its flags.
 """
@@ -153,7 +156,7 @@ class BuildExt(build_ext):
     def target_machine(self) -> str:
         return MACHINES.get(self.plat_name.rsplit("-", 1)[-1].lower(), "other")
 
-    def compile_kernels(self, flags: list[str]) -> list[str]:
+    def compile_kernels(self, flags: list[str], more: list = ()) -> list[str]:
         build_dir = Path(self.build_temp) / "csrc"
         build_dir.mkdir(parents=True, exist_ok=True)
         newest_header = max(p.stat().st_mtime for p in (ROOT / "csrc").glob("*.h"))
@@ -178,7 +181,7 @@ class BuildExt(build_ext):
                 stamp.write_text(repr(command))
             return str(target)
 
-        table = KERNELS["any"] + KERNELS.get(self.target_machine(), [])
+        table = [*KERNELS["any"], *KERNELS.get(self.target_machine(), []), *more]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(compile_one, table))
 
@@ -203,7 +206,7 @@ class BuildExt(build_ext):
         """`-fopenmp` if a program with it compiles, links and (when not cross-compiling) runs."""
         if switch("SYNCER_NO_OPENMP"):
             return []
-        native = self.plat_name == sysconfig.get_platform()
+        native = self.target_machine() == os.uname().machine
         with tempfile.TemporaryDirectory() as scratch:
             source, program = Path(scratch) / "probe.c", Path(scratch) / "probe"
             source.write_text("#include <omp.h>\nint main(void) {int n = 0;\n"
@@ -220,4 +223,24 @@ class BuildExt(build_ext):
         return ["-fopenmp"]
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExt})
+class BuildHarness(BuildExt):
+    """Links the kernel table with csrc/harness.c into a program."""
+
+    description = "build the kernel self-check as a static program"
+
+    def build_extensions(self):
+        self.check_toolchain()
+        self.openmp = self.probe_openmp()
+        switches = self.switch_flags()
+        self.build_temp = str(Path(self.build_temp).parent / f"harness-{key_of(switches)}")
+        objects = self.compile_kernels(COMMON_FLAGS + switches, [("harness.c", [])])
+        program = ROOT / "build" / f"harness-{self.target_machine()}"
+        static = [] if switches else ["-static"]  # a sanitizer's runtime is a shared library
+        command = [self.compiler.compiler_so[0], *switches, *static, *objects, *self.openmp, "-lm",
+                   "-o", str(program)]
+        if subprocess.run(command, check=False).returncode:
+            sys.exit(f"syncer: the harness does not link; the command was: {' '.join(command)}")
+        print(program.relative_to(ROOT))
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExt, "harness": BuildHarness})
