@@ -256,8 +256,6 @@ class Client:
         except BaseException:
             for connected in sockets:
                 connected.close()
-            with self.lock:
-                self.session.lost(connection)
             raise
         return Group(self.session, connection, sockets, self.lock, self.changed)
 

@@ -251,9 +251,12 @@ def test_sends_during_an_outage_are_dropped_silently(place):
     client, peer = place.connected(session)
     reached, go_on = threading.Event(), threading.Event()
     place.waits.act = lambda: (reached.set(), go_on.wait(DEADLINE_S))
+    peer.pull(0, 1)
+    until(lambda: session.pulls, "the pull arrives")
     peer.close()
     assert reached.wait(DEADLINE_S)
     assert not client.connected
+    assert session.pulls == []
     assert not client.has_room(4)
     assert client.send(session.init(1, values(1, 7))).dropped
     assert client.send_control(session.heartbeat()).dropped

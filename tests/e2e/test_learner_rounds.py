@@ -200,6 +200,23 @@ def test_the_gate_holds_a_pull_until_enough_steps_on_the_anchor(server, quick):
         assert push.local_step == answered
 
 
+def test_a_pull_that_overtook_its_broadcast_is_answered_on_it_one_step_later(server, quick):
+    """Both are there at one boundary: the broadcast is applied first, so no step is on it yet."""
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        peer.bcast(0, 1, flat(learner, model(1), 0))
+        step_until(learner, lambda s: s.applied)
+        peer.pull(0, 2)
+        peer.bcast(0, 2, flat(learner, model(2), 0))
+        session = learner._session
+        until(lambda: session.pulls and session.broadcasts, "both arrive")
+        first, second = learner.step(5), learner.step(7)
+        assert (first.applied, first.answered) == (((0, 2),), ())
+        assert (second.applied, second.answered) == ((), ((0, 2),))
+        push = peer.receive_push()
+        assert (push.base, push.c_steps, push.c_tokens) == (2, 1, 7)
+
+
 def test_a_slow_network_defers_answers_and_never_blocks_a_step(server, quick):
     """The server stops reading: pulls stay pending; all are answered once it reads again."""
     parameters = {"a": np.zeros(50_000, np.float32)}

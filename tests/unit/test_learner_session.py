@@ -294,6 +294,16 @@ def test_the_cut_is_complete_with_exactly_the_manifests_versions(order):
     assert session.phase is Phase.FINALIZING
 
 
+def test_another_version_does_not_complete_a_cut():
+    session = make()
+    connection = session.connect(1)
+    connection.feed(0, final(0, 2, 1.0) + final(1, 3, 2.0) + manifest(4, 4, 3))
+    assert session.final_cut() is None
+    assert session.missing_final_fragments() == [0]
+    connection.feed(0, final(0, 4, 3.0))
+    assert [bytes(t) for t in session.final_cut()] == [values(0, 3.0), values(1, 2.0)]
+
+
 def test_broadcasts_do_not_complete_a_cut_and_are_not_handed_out_any_more():
     session = make()
     connection = session.connect(1)
