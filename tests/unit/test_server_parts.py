@@ -201,8 +201,9 @@ def written(form, level="info", *, write):
 
 
 def test_a_text_line_is_one_line_whatever_a_peer_says():
+    reason = "a\nb \x1b[31m \u202e兼容组"
     text = written("text", write=lambda log: log.warning(
-        "refused", peer="1.2.3.4:5", reason="a\nb \x1b[31m \u202e兼容组", n=3, x=0.1234567, empty=""))
+        "refused", peer="1.2.3.4:5", reason=reason, n=3, x=0.1234567, empty=""))
     assert text.count("\n") == 1
     assert text.endswith(
         'WARN  refused peer=1.2.3.4:5 reason="a\\nb \\u001b[31m \\u202e兼容组" n=3 x=0.123457 '
