@@ -403,6 +403,7 @@ cdef class Group(Owner):
             return
         self.ended = True
         self.outbox.drop()
+        self.reassembly = None  # half-received messages go now, not when the collector comes
         if refusal is None:
             for channel in self.channels:
                 channel.close()

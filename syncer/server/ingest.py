@@ -23,6 +23,9 @@ from .workers import Job, Workers
 
 DECODING_MAX = 4
 """Payloads of one connection that are being decoded; at the limit its sockets are not read."""
+INLINE_ELEMENTS_MAX = 131_072
+"""A push of at most this many elements is decoded on the spot: that takes about 10 µs (vector
+kernels) to 130 µs (portable ones), and a worker and back costs as much in thread switches."""
 DECODERS = {
     DTYPE_F32: kernels.decode_f32, DTYPE_BF16: kernels.decode_bf16, DTYPE_Q4: kernels.decode_q4,
 }
@@ -138,6 +141,9 @@ class Ingest:
     def _submit(self, group: Group, pending: Pending, run: Callable[[], int], pair: Any) -> None:
         intake: Intake = group.work
         intake.pending.append(pending)
+        if pair is None and pending.decoded.array.size <= INLINE_ELEMENTS_MAX:
+            self._done(group, pending, run(), None)
+            return
         if len(intake.pending) >= DECODING_MAX:
             group.pause()
         self.workers.submit(Job(run, lambda *done: self._done(group, pending, *done), pair,
