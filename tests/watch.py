@@ -13,6 +13,7 @@ from syncer.core import actions as act
 from syncer.core import events as ev
 from syncer.core.invariants import check
 from syncer.core.round import RoundState
+from tests.closing_rules import decide
 
 
 class Payload:
@@ -38,6 +39,7 @@ class Watch:
         self.sent: dict = defaultdict(dict)
         self.attempts: dict = {}
         self.grace: dict = {}
+        self.waited: dict = {}
         self.merging: dict = {}
         self.published = scheduler.global_step
         self.acknowledged: set = set()
@@ -87,6 +89,7 @@ class Watch:
             held.update((id(k.push.payload), k.push.payload) for k in keepers)
             if round.state == RoundState.GATHERING:
                 self.deadlines(round)
+                assert decide(round, self.config, self.scheduler.now_ns) == "WAIT", f"20: {round}"
         if self.scheduler.late is not None:
             for waiting in self.scheduler.late.waiting.values():
                 held.update((id(push.payload), push.payload) for push in waiting.values())
@@ -95,6 +98,11 @@ class Watch:
     def deadlines(self, round):
         """6: nothing but a new attempt moves the base, the launch time or an armed grace."""
         key = (round.step, round.attempt)
+        if round.attempt > 1 and key not in self.attempts:
+            due, armed_ns = self.waited[round.step]
+            assert armed_ns == 2**63 - 1, f"14: {round} was launched again after quorum"
+            assert self.scheduler.now_ns >= due, f"12: {round} was launched again too early"
+        self.waited[round.step] = (round.quorum_deadline_ns, round.quorum_ns)
         seen = self.attempts.setdefault(key, (round.base, round.launch_ns))
         assert seen == (round.base, round.launch_ns), f"6: {key} changed {seen}"
         if key in self.grace:
@@ -151,6 +159,8 @@ class Watch:
                 self.carried_once(late)
         if action.step in self.folds:
             self.whole_fold(action)
+        round = self.scheduler.rounds[action.step]
+        assert decide(round, self.config, self.scheduler.now_ns) == "CLOSE", f"{round} too early"
         assert action.step not in self.merging, f"2: step {action.step} merged twice"
         self.merging[action.step] = action
 

@@ -1,0 +1,45 @@
+"""When a round closes, in the words of its description: slow, and without the scheduler's sums.
+
+The twin that tests compare the compiled rules with. Reads a round's slots and the configuration;
+every sum is made anew from them.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+
+def answered_slots(round, config) -> list[int]:
+    """Ids of the expected set that count as responders."""
+    by_carry = getattr(config, "carry_answers_round", False)
+    return [learner for learner, slot in round.slots.items()
+            if slot.push is not None or (by_carry and learner in round.carried)]
+
+
+def quorum_reached(round, config) -> bool:
+    answered = answered_slots(round, config)
+    if getattr(config, "fold", "batch") == "exact":
+        return False
+    theta = getattr(config, "quorum_capacity", None)
+    if theta is None:
+        return len(answered) >= config.quorum
+    given = getattr(config, "learner_capacity", None) or {}
+    capacity = {learner: Fraction(str(given.get(learner, 1))) for learner in round.slots}
+    return (len(answered) >= config.q_min and
+            sum(capacity[i] for i in answered) >= Fraction(str(theta)) * sum(capacity.values()))
+
+
+def decide(round, config, now_ns: int) -> str:
+    """CLOSE, RELAUNCH or WAIT for a gathering round whose grace has been armed when it was due."""
+    answered = answered_slots(round, config)
+    something = bool(round.carried) or any(s.push is not None for s in round.slots.values())
+    if len(answered) >= len(round.slots) and something:
+        return "CLOSE"
+    soft_s = getattr(config, "soft_deadline_s", None)
+    if soft_s and getattr(config, "quorum_capacity", None) is not None:
+        over = now_ns >= round.launch_ns + soft_s * 10**9
+        if over and len(answered) >= config.q_min and something:
+            return "CLOSE"
+    if quorum_reached(round, config):
+        return "CLOSE" if now_ns >= round.grace_deadline_ns else "WAIT"
+    return "RELAUNCH" if now_ns >= round.quorum_deadline_ns else "WAIT"
