@@ -13,10 +13,17 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
 PARTS = {
     "flags": "syncer.flags:markdown_table",
     "wire-constants": "syncer.wire.describe:constants_table",
     "wire-messages": "syncer.wire.describe:messages_table",
+    "timeline-grace": "tests.scenarios.timeline:grace",
+    "timeline-relaunch": "tests.scenarios.timeline:relaunch",
+    "timeline-deferred": "tests.scenarios.timeline:deferred",
+    "timeline-rebind": "tests.scenarios.timeline:rebind",
+    "timeline-late-join": "tests.scenarios.timeline:late_join",
+    "timeline-fixed": "tests.scenarios.timeline:fixed",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
