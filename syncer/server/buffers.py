@@ -23,7 +23,6 @@ class BufferPool:
 
         The smallest free buffer that fits is used, unless more than half of it would lie idle.
         """
-        self.lent += 1
         best = None
         for index, buffer in enumerate(self.free):
             if numel <= buffer.size <= 2 * numel and (
@@ -31,10 +30,13 @@ class BufferPool:
             ):
                 best = index
         if best is None:
-            return np.empty(numel, np.float32)
-        buffer = self.free.pop(best)
-        self.free_bytes -= buffer.nbytes
-        return buffer[:numel]
+            array = np.empty(numel, np.float32)
+        else:
+            buffer = self.free.pop(best)
+            self.free_bytes -= buffer.nbytes
+            array = buffer[:numel]
+        self.lent += 1
+        return array
 
     def give_back(self, array: np.ndarray) -> None:
         """The borrower is done with an array of `take`."""

@@ -35,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SyncerError as error:
         print(f"syncer: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:  # before the server took over the signals
+        return 130
 
 
 def serve(config: Config) -> int:

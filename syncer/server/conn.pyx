@@ -301,6 +301,9 @@ cdef class Group(Owner):
 
     def attach(self, index, Channel channel):
         """A data socket joins; from the next piece on it takes its share."""
+        if self.ended:  # by what its control socket brought meanwhile
+            channel.close()
+            return
         self.data[index] = channel
         self.streams = [self.data[i] for i in sorted(self.data)]
         channel.owner = self
@@ -354,7 +357,7 @@ cdef class Group(Owner):
                 if not self.control.out:
                     small = self.outbox.take_small()
                     if small:
-                        self.control.send(small)
+                        self.control.send([b"".join(small)])
                         continue
                 stream = self._idle_stream()
                 if stream is None:

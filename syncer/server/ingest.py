@@ -86,12 +86,11 @@ class Ingest:
         """One frame of a group. Raises RemoteProtocolError with the text of the ERROR."""
         hello = group.hello
         who = hello.learner, hello.generation
+        about = hello.learner, hello.layout, hello.dtype
         if kind == Msg.PUSH_FRAGMENT:
-            self._push(group, messages.parse_push(payload, hello.learner, hello.layout,
-                                                  hello.dtype))
+            self._push(group, messages.parse_push(payload, *about))
         elif kind == Msg.INIT_PARAMS:
-            self._init(group, messages.parse_init(payload, hello.learner, hello.layout,
-                                                  hello.dtype))
+            self._init(group, messages.parse_init(payload, *about))
         elif kind == Msg.HEARTBEAT:
             heartbeat = messages.parse_heartbeat(payload, hello.learner)
             self.host.handle(events.Heartbeat(*who, heartbeat.local_step))
@@ -113,7 +112,7 @@ class Ingest:
         tensor, threads = init.tensor, self.threads
         # Not borrowed: the first value of a fragment becomes its version 0 and stays.
         numel = group.hello.layout.fragments[init.fragment].numel
-        decoded = Decoded(None, np.empty(numel, np.float32))
+        decoded = Decoded(None, self._memory(lambda: np.empty(numel, np.float32)))
 
         def run() -> int:
             if decoded.digest is None:
@@ -128,7 +127,7 @@ class Ingest:
         generation, decode = group.generation, DECODERS[group.hello.dtype]
         tensor = push.delta
         numel = group.hello.layout.fragments[push.fragment].numel
-        decoded = Decoded(self.pool, self.pool.take(numel))
+        decoded = Decoded(self.pool, self._memory(lambda: self.pool.take(numel)))
         head = push[1:-1]
 
         def run() -> int:
@@ -137,6 +136,14 @@ class Ingest:
         pending = Pending(f"PUSH_FRAGMENT fragment {push.fragment}", tensor, decoded,
                           lambda payload: events.Push(push.learner, generation, *head, payload))
         self._submit(group, pending, run, None)
+
+    @staticmethod
+    def _memory(allocate: Callable[[], np.ndarray]) -> np.ndarray:
+        """Memory for a payload; the peer whose layout does not fit this machine is refused."""
+        try:
+            return allocate()
+        except MemoryError as error:
+            raise RemoteProtocolError(f"cannot decode a payload: {error}") from None
 
     def _submit(self, group: Group, pending: Pending, run: Callable[[], int], pair: Any) -> None:
         intake: Intake = group.work

@@ -57,7 +57,17 @@ class Server:
         self.address = self.admission.address
 
     def run(self) -> int:
-        """Serve until the run ends. Everything is closed when this returns."""
+        """Serve until the run ends; everything is closed when this returns.
+
+        In the main thread the first SIGTERM or SIGINT ends the run gracefully, a second one ends
+        the process at once.
+        """
+        with _Signals(self):
+            status = self._serve_to_the_end()
+        self.loop.close()
+        return status
+
+    def _serve_to_the_end(self) -> int:
         config = self.config
         self.log.info("syncer listening", host=self.address[0], port=self.address[1],
                       learners=config.learners, total_steps=config.total_steps,
@@ -114,7 +124,6 @@ class Server:
         self._poll_until(lambda: not self.admission.farewells, None)
         self.workers.close()
         self.driver.close()
-        self.loop.close()
 
     def _poll_until(self, reached: Any, limit_ns: int | None) -> None:
         deadline_ns = None if limit_ns is None else self.loop.now_ns() + limit_ns
@@ -146,7 +155,6 @@ def open_tape(config: Config) -> Tape | None:
 def serve(config: Config) -> int:
     """Run a server in this process until the run ends; returns the exit status of rounds.md 2.
 
-    In the main thread the first SIGTERM or SIGINT ends the run gracefully, a second one at once.
     Raises `ConfigError` when a file of the configuration cannot be opened.
     """
     try:
@@ -154,12 +162,11 @@ def serve(config: Config) -> int:
     except BindError as error:
         print(f"syncer: {error}", file=sys.stderr)
         return EXIT_NOT_BINDABLE
-    with _Signals(server):
-        return server.run()
+    return server.run()
 
 
 class _Signals:
-    """The process's SIGTERM and SIGINT while a server runs in its main thread."""
+    """The process's SIGTERM and SIGINT while a server runs in the main thread."""
 
     def __init__(self, server: Server):
         self.server = server

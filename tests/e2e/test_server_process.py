@@ -98,6 +98,16 @@ def test_a_signal_while_nobody_is_connected(tmp_path):
         assert server.wait() == 143
 
 
+def test_a_peer_that_does_not_read_cannot_hold_up_the_end(tmp_path):
+    layout = layout_of((4_000_000,))
+    with ServerThread(tmp_path) as server:
+        learner = server.learner(0, layout)
+        learner.send_init([np.zeros(4_000_000, np.float32)])
+        server.log.wait("global parameters initialized")
+        server.server.stop(signal.SIGINT)
+        assert server.wait() == 130
+
+
 def test_a_second_signal_ends_the_process_at_once(tmp_path, monkeypatch):
     ended = []
     monkeypatch.setattr(service.os, "_exit", ended.append)
