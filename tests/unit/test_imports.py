@@ -23,8 +23,10 @@ ARROWS = {
     "wire": {"errors", "core.layout"},
     "kernels": {"errors"},
     "merge": {"errors", "kernels", "core.layout"},
+    "store": {"errors", "kernels", "core.layout"},
     "learner": {"errors", "wire", "kernels", "core.layout"},
-    "server": {"errors", "flags", "config", "core", "core.layout", "wire", "kernels", "merge"},
+    "server": {"errors", "flags", "config", "core", "core.layout", "wire", "kernels", "merge",
+               "store"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}
 PURE = ("time", "datetime", "socket", "select", "selectors", "random", "threading", "os", "logging",

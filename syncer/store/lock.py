@@ -1,0 +1,74 @@
+"""One server per checkpoint: `<path>.lock`, held by flock for as long as the server lives.
+
+Must not be trusted for more than it says: a killed process leaves the file, but never the lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+
+from ..errors import ConfigError
+
+
+class PathLock:
+    """Holds `<path>.lock`; `close` gives it back and removes the file.
+
+    Raises `ConfigError` naming the process that has it, or why it cannot be taken.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = f"{os.fspath(path)}.lock"
+        self.descriptor = -1
+        while self.descriptor < 0:
+            try:
+                self.descriptor = self._take(os.fspath(path))
+            except OSError as error:
+                raise ConfigError(f"--checkpoint-path {os.fspath(path)} cannot be locked with "
+                                  f"{self.path}: {error.strerror}; name a file in a directory you "
+                                  "may write to") from None
+
+    def _take(self, shown: str) -> int:
+        """A locked descriptor, or -1 when the file was removed by its last owner meanwhile."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+                             0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise ConfigError(
+                f"--checkpoint-path {shown} is in use by process {owner or 'unknown'}, which holds "
+                f"{self.path}; stop that server or name another file") from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        if not self._is_mine(descriptor):
+            os.close(descriptor)
+            return -1
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        return descriptor
+
+    def _is_mine(self, descriptor: int) -> bool:
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(descriptor))
+
+    def close(self) -> None:
+        """Give the lock back; harmless when repeated."""
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            # Removed while it is still held: who opens it from now on makes a new file.
+            with suppress(OSError):
+                os.unlink(self.path)
+            os.close(descriptor)
+
+    def __enter__(self) -> PathLock:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

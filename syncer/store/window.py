@@ -1,0 +1,46 @@
+"""Reading forward through a file with every length checked first; must not know a format."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any, NoReturn
+
+from ..errors import CheckpointFormatError
+
+
+class Window:
+    """A position in an open file of `size` bytes; errors name file, field and offset."""
+
+    def __init__(self, path: str, descriptor: int, size: int):
+        self.path, self.descriptor, self.size = path, descriptor, size
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes behind the position."""
+        return self.size - self.at
+
+    def take(self, field: str, count: int) -> bytes:
+        """The next `count` bytes. Raises `CheckpointFormatError` when they are not there."""
+        if count > self.left:
+            raise CheckpointFormatError(
+                f"{self.path}: {field} at offset {self.at}: expected {count} bytes, found "
+                f"{self.left}; the file is cut short or no checkpoint")
+        data = os.pread(self.descriptor, count, self.at)
+        if len(data) != count:
+            raise CheckpointFormatError(
+                f"{self.path}: {field} at offset {self.at}: expected {count} bytes, read "
+                f"{len(data)}; the file shrank while it was read")
+        self.at += count
+        return data
+
+    def unpack(self, field: str, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(field, form.size))
+
+    def skip(self, count: int) -> None:
+        self.at += count
+
+    def refuse(self, field: str, at: int, expected: object, found: object) -> NoReturn:
+        raise CheckpointFormatError(
+            f"{self.path}: {field} at offset {at}: expected {expected}, found {found}")

@@ -1,0 +1,1 @@
+"""Tests of checkpoints: formats, files, the saver, resume."""
