@@ -1,0 +1,52 @@
+"""`syncer kernels`: what runs here and whether its bits are right. Must not start anything."""
+
+from __future__ import annotations
+
+import argparse
+
+from syncer import kernels
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    """Adds the `kernels` subcommand to an argparse subparsers object."""
+    parser = subparsers.add_parser(
+        "kernels",
+        help="show the kernel variants of this CPU, and check them",
+        description="Shows per kernel family the active variant and those this CPU can run. "
+        "SYNCER_KERNELS=portable, or family=variant pairs separated by commas, forces variants.",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compute golden results with every variant and compare each with portable; "
+        "exit status 1 if a bit is wrong",
+    )
+    return parser
+
+
+def report() -> str:
+    """Families, CPU features, compiler and OpenMP, one per line; also shown by `--version -v`."""
+    facts = kernels.describe()
+    lines = []
+    for family in kernels.variants():
+        names = (
+            f"[{name}]" if name == facts[family]["active"] else name
+            for name in facts[family]["available"]
+        )
+        lines.append(f"{family:<9} {'  '.join(names)}")
+    lines.append(f"cpu       {'  '.join(facts['cpu']) or 'no feature that a variant needs'}")
+    lines.append(f"compiler  {facts['compiler']}")
+    lines.append(f"openmp    {'yes' if facts['openmp'] else 'no: merges use one thread'}")
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the report, with --check also the failures; returns the exit status."""
+    print(report())
+    if not args.check:
+        return 0
+    failures = kernels.check()
+    for family, variant, what, length in failures:
+        print(f"WRONG     {family} {variant}: {what}, length {length}")
+    print(f"{len(failures)} checks failed" if failures else "all kernel checks passed")
+    return 1 if failures else 0

@@ -1,0 +1,115 @@
+"""The build fails with one sentence when a tool is missing, and redoes exactly what changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(
+    sysconfig.get_config_var("CC") is None
+    or not (ROOT / "setup.py").exists()
+    or shutil.which(sysconfig.get_config_var("CC").split()[0]) is None,
+    reason="a build needs the sources and the compiler of this Python",
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The real setup.py over kernels of one line each, so that a build takes a moment."""
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, tmp_path / name)
+    (tmp_path / "csrc").mkdir()
+    for path in (ROOT / "csrc").glob("*.c"):
+        (tmp_path / "csrc" / path.name).write_text(f"int {path.stem}_is_here = 1;\n")
+    (tmp_path / "csrc" / "syncer_kernels.h").write_text("extern int sha256_is_here;\n")
+    kernels = tmp_path / "syncer" / "kernels"
+    kernels.mkdir(parents=True)
+    (kernels / "_native.pxd").write_text(
+        'cdef extern from "syncer_kernels.h":\n    int sha256_is_here\n')
+    (kernels / "_native.pyx").write_text("def here():\n    return sha256_is_here\n")
+    (kernels / "__init__.py").touch()
+    shutil.copy2(ROOT / "syncer" / "__init__.py", tmp_path / "syncer" / "__init__.py")
+    return tmp_path
+
+
+def build(tree: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree,
+                          capture_output=True, text=True, check=False,
+                          env={**os.environ, "CFLAGS": "-O0", **environment})
+
+
+def last_line(result: subprocess.CompletedProcess) -> str:
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_without_a_compiler(tree: Path) -> None:
+    found = build(tree, CC="no-such-compiler")
+    assert found.returncode == 1
+    assert last_line(found).startswith(
+        "syncer: no C compiler ('no-such-compiler' cannot be run); install one")
+
+
+def test_without_python_headers(tree: Path, tmp_path: Path) -> None:
+    """A compiler that cannot find Python.h, as on a host without the development package."""
+    compiler = tmp_path / "cc-without-headers"
+    real = shutil.which(sysconfig.get_config_var("CC").split()[0])
+    compiler.write_text(
+        "#!/bin/sh\nfor a in \"$@\"; do case $a in -I*python*) ;; *) set -- \"$@\" \"$a\";; esac; "
+        f"shift; done\nexec {real} \"$@\"\n")
+    compiler.chmod(0o755)
+    found = build(tree, CC=str(compiler))
+    assert found.returncode == 1
+    assert last_line(found).startswith(
+        "syncer: the headers of this Python (Python.h) are missing; install them")
+
+
+def test_a_kernel_that_does_not_compile_names_its_file(tree: Path) -> None:
+    (tree / "csrc" / "sha256.c").write_text("int broken(void) { return missing; }\n")
+    found = build(tree)
+    assert found.returncode == 1
+    assert last_line(found).startswith("syncer: csrc/sha256.c does not compile")
+
+
+def objects(tree: Path) -> dict[str, int]:
+    """Time of change of every object and module of the build."""
+    return {path.name: path.stat().st_mtime_ns
+            for pattern in ("build/temp*/**/*.o", "syncer/**/*.so") for path in tree.glob(pattern)}
+
+
+def changed(tree: Path, before: dict[str, int]) -> set[str]:
+    return {name.split(".")[0] for name, time in objects(tree).items() if before.get(name) != time}
+
+
+@pytest.mark.timeout(600)
+def test_incremental_builds_redo_what_changed(tree: Path) -> None:
+    found = build(tree)
+    assert found.returncode == 0, found.stderr
+    before = objects(tree)
+    assert build(tree).returncode == 0
+    assert changed(tree, before) == set()
+
+    (tree / "csrc" / "sha256.c").touch()
+    assert build(tree).returncode == 0
+    assert changed(tree, before) == {"sha256", "_native"}
+
+    before = objects(tree)
+    (tree / "csrc" / "syncer_kernels.h").touch()
+    assert build(tree).returncode == 0
+    assert changed(tree, before) == {name.split(".")[0] for name in before}
+
+    before = objects(tree)
+    (tree / "syncer" / "kernels" / "_native.pxd").touch()
+    assert build(tree).returncode == 0
+    assert changed(tree, before) == {"_native"}
+
+    before = objects(tree)
+    assert build(tree, SYNCER_NO_OPENMP="1").returncode == 0
+    assert changed(tree, before) == {name.split(".")[0] for name in before}
