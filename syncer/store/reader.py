@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CheckpointError, CheckpointFormatError
+from ..errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
 from ..kernels import Sha256, first_nonfinite, sha256_update_pair
 from . import tensors, yeto
 from .facts import SAFETENSORS, YETO_V3, Facts, TensorPlace, check_contiguous
@@ -56,6 +56,9 @@ class Checkpoint:
         except OSError as error:
             self.close()
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from None
+        except CheckpointMismatch as problem:
+            self.close()
+            raise CheckpointMismatch(f"{self.path}: {problem}") from None
         except BaseException:
             self.close()
             raise

@@ -96,9 +96,9 @@ def parse(window: Window) -> tuple[Facts, dict[tuple[int, str], int]]:
 def _parse_ledger(window: Window) -> Mapping[int, Any]:
     at = window.at
     (count,) = window.unpack("ledger count", struct.Struct("<I"))
-    if count * LEARNER.size > window.left:
-        window.refuse("ledger count", at, f"at most {window.left // LEARNER.size}, as many as are "
-                      "left", count)
+    most = max(0, window.left - HASH_BYTES) // LEARNER.size
+    if count > most:
+        window.refuse("ledger count", at, f"at most {most}, as many as are left", count)
     ledger: dict[int, tuple[int, int, int]] = {}
     last = -1
     for index in range(count):
