@@ -127,11 +127,12 @@ def build_layout(
     iso = matrix_merge == "iso"
 
     averaged, rest = [], []
-    for tensor in _checked_tensors(tensors):
-        (averaged if _is_averaged(tensor, extra, iso) else rest).append(tensor)
-    averaged.sort(key=_largest_first)
-    rest.sort(key=_largest_first)
-    result = [NamedFragment(AVG, tuple(averaged), identity_shapes)] if averaged else []
+    for entry in sorted(_checked_tensors(tensors)):
+        (averaged if _is_averaged(entry.tensor, extra, iso) else rest).append(entry)
+    result = []
+    if averaged:
+        members = tuple(entry.tensor for entry in averaged)
+        result.append(NamedFragment(AVG, members, identity_shapes))
     if rest:
         count = max(1, min(fragments - len(result), len(rest)))
         bins = _strided(rest, count) if pattern == "strided" else _binpacked(rest, count)
@@ -222,7 +223,15 @@ def load_layout(path: str | os.PathLike) -> NamedLayout:
     return layout
 
 
-def _checked_tensors(tensors) -> list[NamedTensor]:
+class _Entry(NamedTuple):
+    """A tensor in its place of the sorted order: largest first, then by name."""
+
+    negative_numel: int
+    name: str
+    tensor: NamedTensor
+
+
+def _checked_tensors(tensors) -> list[_Entry]:
     items = tensors.items() if isinstance(tensors, Mapping) else tensors
     result, seen = [], set()
     for name, size in items:
@@ -230,7 +239,8 @@ def _checked_tensors(tensors) -> list[NamedTensor]:
         if not name or name in seen:
             raise ConfigError("parameter names must be unique and not empty, found "
                               + (f"{name!r} twice" if name else "an empty one"))
-        if any(dim < 1 for dim in shape) or math.prod(shape) > _U64_MAX:
+        numel = math.prod(shape)
+        if not 0 < numel <= _U64_MAX or min(shape, default=1) < 1:
             raise ConfigError(f"parameter {name!r} has shape {shape}, expected at least one and "
                               "at most 2^64 - 1 elements")
         try:
@@ -238,7 +248,7 @@ def _checked_tensors(tensors) -> list[NamedTensor]:
         except UnicodeEncodeError:
             raise ConfigError(f"parameter name {name!r} cannot be written as UTF-8") from None
         seen.add(name)
-        result.append(NamedTensor(name, shape))
+        result.append(_Entry(-numel, name, NamedTensor(name, shape)))
     if not result:
         raise ConfigError("a layout needs at least one parameter, found none")
     return result
@@ -253,39 +263,37 @@ def _is_averaged(tensor: NamedTensor, extra: re.Pattern | None, iso: bool) -> bo
     )
 
 
-def _largest_first(tensor: NamedTensor) -> tuple[int, str]:
-    return -tensor.numel, tensor.name
+def _binpacked(ordered: list[_Entry], count: int) -> list[list[NamedTensor]]:
+    return _fill_smallest([[] for _ in range(count)], [0] * count, ordered)
 
 
-def _binpacked(ordered: list[NamedTensor], count: int) -> list[list[NamedTensor]]:
-    return _fill_smallest([[] for _ in range(count)], ordered)
-
-
-def _strided(ordered: list[NamedTensor], count: int) -> list[list[NamedTensor]]:
+def _strided(ordered: list[_Entry], count: int) -> list[list[NamedTensor]]:
     """Layers dealt out by the rank of their number; what belongs to no layer fills the gaps."""
     layered, loose = [], []
-    for tensor in ordered:
-        if match := _LAYER.search(tensor.name):
-            layered.append((int(match.group(1)), tensor.name, tensor))
+    for entry in ordered:
+        if match := _LAYER.search(entry.name):
+            layered.append((int(match.group(1)), entry.name, entry))
         else:
-            loose.append(tensor)
-    rank = {number: i for i, number in enumerate(sorted({entry[0] for entry in layered}))}
-    bins = [[] for _ in range(count)]
-    for number, _, tensor in sorted(layered):
-        bins[rank[number] % count].append(tensor)
-    return _fill_smallest(bins, loose)
+            loose.append(entry)
+    rank = {number: i for i, number in enumerate(sorted({layer[0] for layer in layered}))}
+    bins, totals = [[] for _ in range(count)], [0] * count
+    for number, _, entry in sorted(layered):
+        index = rank[number] % count
+        bins[index].append(entry.tensor)
+        totals[index] -= entry.negative_numel
+    return _fill_smallest(bins, totals, loose)
 
 
-def _fill_smallest(bins: list[list[NamedTensor]], ordered: list[NamedTensor]):
+def _fill_smallest(bins: list[list[NamedTensor]], totals: list[int], ordered: list[_Entry]):
     """Each tensor goes to the bin with the smallest total, the lowest index on a tie.
 
     A heap of running totals: looking through all bins for every tensor took minutes for large
     mixture-of-experts models.
     """
-    heap = [(sum(tensor.numel for tensor in members), i) for i, members in enumerate(bins)]
+    heap = [(total, index) for index, total in enumerate(totals)]
     heapq.heapify(heap)
-    for tensor in ordered:
+    for negative_numel, _, tensor in ordered:
         total, index = heap[0]
         bins[index].append(tensor)
-        heapq.heapreplace(heap, (total + tensor.numel, index))
+        heapq.heapreplace(heap, (total - negative_numel, index))
     return bins
