@@ -274,8 +274,8 @@ def served(dtype: int) -> Iterator[list[socket.socket]]:
         process = subprocess.Popen(
             [sys.executable, "-m", "syncer.server", "--learners", str(LEARNERS), "--quorum",
              str(LEARNERS), "--total-steps", "1000000000", "--port", str(port), "--pipeline", "1",
-             "--sync-interval-steps", "0", "--merge-threads", "1", "--log-level",
-             "warning"],
+             "--sync-interval-steps", "0", "--merge-threads", "1",
+             "--delta-correction", "none", "--log-level", "warning"],
             cwd=ROOT, env=clean, stderr=log)
         try:
             sockets = join(port, dtype, process)

@@ -63,7 +63,6 @@ class Driver:
         self.digests: dict[int, str] = {}
         self.publish_ns: int | None = None
         self.commits = 0
-        self.finishing = False
         self.ending: Ending | None = None
         self.waiting: deque[Any] = deque()
         self.stepping = False
@@ -180,12 +179,6 @@ class Driver:
               peer=group.control.peer, reason=reason)
         self.handle(events.Disconnected(group.learner, group.generation))
 
-    def budget_done(self, group: Group, steps: int) -> None:
-        """Without a budget the message ends the run, but not once the final cut is out."""
-        if not self.finishing:
-            self._exit(actions.Exit(1, f"learner {group.learner} sent BUDGET_DONE after {steps} "
-                                    "steps, but this run has no learner budget"))
-
     # -------------------------------------------------------------------------- what goes out
     def _image(self, kind: Msg, fragment: int) -> Image:
         """The current version on the wire: one image for everybody who needs it at the time."""
@@ -231,7 +224,6 @@ class Driver:
             self.handle(events.Synced(action.version, elapsed_ns))
 
     def _send_final(self, action: actions.SendFinal) -> None:
-        self.finishing = True
         group = self._group((action.learner, action.generation), "final cut")
         if group is None:
             return

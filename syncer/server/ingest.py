@@ -76,7 +76,7 @@ class Ingest:
     """Turns frames into events; `host` takes them.
 
     `host.handle(event)`, `host.left(group, reason, refusal)` once everything of a group was handed
-    on, `host.budget_done(group, steps)`, and `host.fatal(error)` for a defect of this program.
+    on, and `host.fatal(error)` for a defect of this program.
     """
 
     def __init__(self, workers: Workers, pool: BufferPool, host: Any, threads: int):
@@ -97,7 +97,7 @@ class Ingest:
         elif kind == Msg.FINAL_ACK:
             self.host.handle(events.FinalAck(*who, messages.parse_final_ack(payload).step))
         elif kind == Msg.BUDGET_DONE:
-            self.host.budget_done(group, messages.parse_budget_done(payload).steps)
+            self.host.handle(events.BudgetDone(*who, messages.parse_budget_done(payload).steps))
         else:
             raise RemoteProtocolError(f"unexpected message type {kind}")
 
