@@ -24,6 +24,13 @@ HELOCO_CONSTANTS = {
     "heloco_beta_max": (0.0, 1.0), "heloco_kappa": (0.0, 1e9), "heloco_eps": (1e-300, 1e9),
 }
 """Least and largest value of each constant of the correction (merge.correction)."""
+LATER_FEATURES = (
+    *HELOCO_CONSTANTS, "outer_optimizer", "dn_period", "dn_activation", "fold", "clip_norm",
+    "robust", "start_learners", "quorum_capacity", "q_min", "learner_capacity", "soft_deadline_s",
+    "late_carry", "carry_gamma", "max_carry_lag", "carry_answers_round",
+)
+"""What changes merges or rounds but is no part of the published profile."""
+FOLDS = ("batch", "exact", "streaming")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 MERGE_THREADS_MAX = 32
@@ -81,6 +88,20 @@ class Config:
     outer_momentum: float = 0.9
     dn_period: int = 4
     dn_activation: float = 0.0
+    fold: str = "batch"
+    clip_norm: float | str | None = None
+    robust: int | str | None = None
+    start_learners: int | None = None
+    start_timeout_s: int | None = None
+    quorum_capacity: float | None = None
+    q_min: int = 1
+    learner_capacity: tuple[tuple[int, float], ...] = ()
+    soft_deadline_s: float | None = None
+    late_carry: bool = False
+    carry_gamma: float = 0.5
+    max_carry_lag: int = 2
+    carry_answers_round: bool = False
+    merge_stats: bool = False
     merge_threads: int = field(default_factory=available_cores)
     final_state: str | None = None
     event_tape: str | None = None
@@ -96,7 +117,10 @@ class Config:
         self._check_whole_numbers()
         self._check_reals()
         self._check_choices()
+        self._check_capacities()
+        self._check_without_effect()
         self._check_together()
+        self._check_folds()
 
     # ------------------------------------------------------------- what follows from the values
     @property
@@ -139,15 +163,8 @@ class Config:
 
     def _later_features(self) -> dict[str, object]:
         """What is on beyond the published profile; it enters the hash by name and value."""
-        on: dict[str, object] = {}
-        if self.delta_correction == "heloco":
-            on |= {name: getattr(self, name) for name in HELOCO_CONSTANTS
-                   if getattr(self, name) != _default(name)}
-        if self.outer_optimizer != "nesterov":
-            on["outer_optimizer"] = self.outer_optimizer
-        if self.outer_optimizer == "delayed-nesterov":
-            on |= {"dn_period": self.dn_period, "dn_activation": self.dn_activation}
-        return on
+        return {name: getattr(self, name) for name in LATER_FEATURES
+                if getattr(self, name) != _default(name)}
 
     # ------------------------------------------------------------------------------------ rules
     def _check_whole_numbers(self):
@@ -157,7 +174,8 @@ class Config:
             "min_round_interval_ms": (0, 1000 * SECONDS_MAX), "quorum_timeout_s": (1, SECONDS_MAX),
             "final_ack_timeout_s": (1, SECONDS_MAX), "max_base_lag": (0, I63),
             "merge_threads": (1, MERGE_THREADS_MAX), "write_timeout_s": (1, SECONDS_MAX),
-            "dn_period": (1, U32),
+            "dn_period": (1, U32), "start_learners": (1, U32), "start_timeout_s": (1, SECONDS_MAX),
+            "q_min": (1, U32), "max_carry_lag": (0, U32),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -170,9 +188,12 @@ class Config:
     def _check_reals(self):
         bounds = {"grace_gamma": (0.0, 1.0), "grace_tau": (0.0, SECONDS_MAX),
                   "sync_interval_steps": (0.0, SECONDS_MAX), "dn_activation": (0.0, 1.0),
-                  **HELOCO_CONSTANTS}
+                  "carry_gamma": (0.0, 1.0), "quorum_capacity": (1e-6, 1.0),
+                  "soft_deadline_s": (1e-3, SECONDS_MAX), **HELOCO_CONSTANTS}
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
+            if value is None and _default(name) is None:
+                continue
             if not _is_real(value) or not low <= value <= high:
                 raise ConfigError(f"{flag(name)} {value} cannot be used: give a number between "
                                   f"{low:g} and {high:g}")
@@ -185,7 +206,7 @@ class Config:
 
     def _check_choices(self):
         choices = {"learner_weight": LEARNER_WEIGHTS, "delta_correction": DELTA_CORRECTIONS,
-                   "outer_optimizer": OUTER_OPTIMIZERS,
+                   "outer_optimizer": OUTER_OPTIMIZERS, "fold": FOLDS,
                    "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -196,10 +217,87 @@ class Config:
             raise ConfigError(f"--expected-island-contract has {len(pinned)} bytes: give 32 bytes "
                               "as 64 hexadecimal digits")
 
+        clip, robust = self.clip_norm, self.robust
+        if not (clip is None or clip == "median" or (_is_real(clip) and clip > 0.0)):
+            raise ConfigError(f"--clip-norm {clip} cannot be used: give median or a norm above 0")
+        if not (robust is None or robust == "median" or (type(robust) is int and robust >= 1)):
+            raise ConfigError(f"--robust {robust} cannot be used: give median or trimmed-mean:F "
+                              "with F >= 1")
+
+    def _check_capacities(self):
+        seen = set()
+        for learner, capacity in self.learner_capacity:
+            if not 0 <= learner < self.learners or learner in seen:
+                raise ConfigError(f"--learner-capacity names learner {learner}, which is "
+                                  f"{'named twice' if learner in seen else 'not in this run'}: "
+                                  f"give each id from 0 to {self.learners - 1} at most once")
+            if not _is_real(capacity) or not 1e-6 <= capacity <= 1e6:
+                raise ConfigError(f"--learner-capacity {learner}={capacity} cannot be used: give "
+                                  "a number between 1e-06 and 1e+06")
+            seen.add(learner)
+
+    def _check_without_effect(self):
+        """A setting that another one makes meaningless is refused, not ignored."""
+        for needed, holds, names in (
+            ("--delta-correction heloco", self.delta_correction == "heloco", HELOCO_CONSTANTS),
+            ("--outer-optimizer delayed-nesterov", self.outer_optimizer == "delayed-nesterov",
+             ("dn_period", "dn_activation")),
+            ("an --outer-optimizer with momentum", self.outer_optimizer != "sgd",
+             ("outer_momentum",)),
+            ("--late-carry", self.late_carry,
+             ("carry_gamma", "max_carry_lag", "carry_answers_round")),
+            ("--quorum-capacity", self.quorum_capacity is not None,
+             ("q_min", "learner_capacity", "soft_deadline_s")),
+        ):
+            for name in () if holds else names:
+                if getattr(self, name) != _default(name):
+                    raise ConfigError(f"{flag(name)} has no effect without {needed}: give both or "
+                                      "neither")
+
+    def _check_folds(self):
+        """What the ways of gathering pushes allow (rounds.md 14, merge.md)."""
+        if self.fold != "batch" and (self.robust is not None or self.clip_norm == "median"):
+            name = "--robust" if self.robust is not None else "--clip-norm median"
+            raise ConfigError(f"{name} compares all pushes of a round, and --fold {self.fold} "
+                              "keeps none of them: use --fold batch")
+        if self.fold == "exact":
+            for text, refused in (
+                ("--learner-weight equal", self.learner_weight != "equal"),
+                ("--delta-correction none", self.delta_correction != "none"),
+                ("no --late-carry", self.late_carry),
+                ("no --quorum-capacity", self.quorum_capacity is not None),
+                (f"--quorum {self.learners}", self.quorum != self.learners),
+            ):
+                if refused:
+                    raise ConfigError(f"--fold exact needs {text}: its order and weights are "
+                                      "fixed for the whole round")
+        if self.robust is not None:
+            outliers = 1 if self.robust == "median" else self.robust
+            pushes = self.quorum if self.quorum_capacity is None else self.q_min
+            if pushes < 2 * outliers + 1:
+                raise ConfigError(
+                    f"--robust without {outliers} outlier{'s' * (outliers > 1)} needs at least "
+                    f"{2 * outliers + 1} pushes in every round, and a round may close with "
+                    f"{pushes}: raise {'--quorum' if self.quorum_capacity is None else '--q-min'}")
+
     def _check_together(self):
         if self.quorum > self.learners:
             raise ConfigError(f"--quorum {self.quorum} can never be reached by --learners "
                               f"{self.learners}: give a quorum between 1 and {self.learners}")
+        for name in ("start_learners", "q_min"):
+            if (getattr(self, name) or 1) > self.learners:
+                raise ConfigError(f"{flag(name)} {getattr(self, name)} can never be reached by "
+                                  f"--learners {self.learners}")
+        if self.fixed_roster:
+            for name, refused in (
+                ("--late-carry", self.late_carry),
+                ("--quorum-capacity", self.quorum_capacity is not None),
+                ("--start-learners", (self.start_learners or self.learners) < self.learners),
+            ):
+                if refused:
+                    raise ConfigError(
+                        f"{name} cannot be used with a fixed roster (--max-base-lag 0, --quorum "
+                        f"{self.quorum}, --grace-ms 0): every round needs every learner")
         if self.dn_activation * self.dn_period > 1.0:
             raise ConfigError(f"--dn-activation {self.dn_activation} is too large for --dn-period "
                               f"{self.dn_period}: give at most 1/{self.dn_period}")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from syncer.config import (
     DELTA_CORRECTIONS,
+    FOLDS,
     LEARNER_WEIGHTS,
     LOG_FORMATS,
     LOG_LEVELS,
@@ -35,7 +36,8 @@ class Option(NamedTuple):
 
     name: str
     kind: str
-    """"int", "float", "text", "switch", "path" or "digest" (64 hexadecimal digits)."""
+    """"int", "float", "text", "switch", "path", "digest" (64 hexadecimal digits), or a kind of
+    `PARSERS`."""
     metavar: str
     group: str
     help: str
@@ -82,6 +84,28 @@ OPTIONS = (
            "learner's step time; 0 turns pacing off"),
     Option("quorum_timeout_s", "int", "S", "rounds",
            "seconds without a quorum after which a round is started anew"),
+    Option("quorum_capacity", "float", "THETA", "rounds",
+           "replaces the count quorum: share of the expected learners' capacity, above 0 to 1",
+           unset="count quorum"),
+    Option("q_min", "int", "N", "rounds", "capacity quorum: least number of pushes"),
+    Option("learner_capacity", "capacities", "ID=X,...", "rounds",
+           "capacity quorum: capacities of learners", unset="1 each"),
+    Option("soft_deadline_s", "float", "S", "rounds",
+           "capacity quorum: seconds after launch when a round closes with --q-min pushes",
+           unset="never"),
+    Option("late_carry", "switch", "", "rounds",
+           "a push that came too late joins its fragment's next round, at a discount"),
+    Option("carry_gamma", "float", "G", "rounds",
+           "late carry: weight factor per version the push is behind, 0 to 1"),
+    Option("max_carry_lag", "int", "V", "rounds",
+           "late carry: versions a push may be behind"),
+    Option("carry_answers_round", "switch", "", "rounds",
+           "late carry: it counts as the learner's answer for quorum"),
+    Option("start_learners", "int", "N", "rounds",
+           "learners that must be there before training starts", unset="all"),
+    Option("start_timeout_s", "int", "S", "rounds",
+           "give up with status 6 when they are not there after so many seconds",
+           unset="wait for ever"),
     Option("final_ack_timeout_s", "int", "S", "rounds",
            "seconds to wait for every learner to confirm the final parameters",
            unset="--quorum-timeout-s"),
@@ -112,6 +136,17 @@ OPTIONS = (
            "delayed-nesterov: merges of a fragment between two momentum updates"),
     Option("dn_activation", "float", "C", "merge",
            "delayed-nesterov: share of the momentum applied at every merge, 0 to 1/N"),
+    Option("fold", "text", "KIND", "merge",
+           "batch keeps pushes until the round closes; exact (same bits, every learner) and "
+           "streaming (bits depend on arrival) add them up and keep none", FOLDS),
+    Option("clip_norm", "clip", "median|NORM", "merge",
+           "scale longer deltas down to the round's median norm, or to this norm",
+           unset="deltas of any length"),
+    Option("robust", "robust", "median|trimmed-mean:F", "merge",
+           "avg fragments: element-wise median, or mean without the F lowest and highest",
+           unset="weighted mean"),
+    Option("merge_stats", "switch", "", "merge",
+           "add numbers that explain each merge to its record on the event tape"),
     Option("merge_threads", "int", "N", "merge",
            "threads of one merge, 1 to 32; the bits are the same for every N",
            unset="one per core"),
@@ -223,7 +258,7 @@ def default_text(option: Option) -> str:
     default = DEFAULTS[option.name]
     if option.name in REQUIRED:
         return "required"
-    if default is None or default is MISSING:
+    if default in (None, ()) or default is MISSING:
         return f"default: {option.unset}"
     if default is False:
         return "default: off"
@@ -233,25 +268,45 @@ def default_text(option: Option) -> str:
 # --------------------------------------------------------------------------------- the sources
 def parse(option: Option, text: str, origin: str) -> Any:
     """The value that a text stands for; `origin` (a flag, a variable) goes into the error."""
-    kind = {"int": "a whole number", "float": "a number", "switch": "1 or 0 (true or false)",
-            "digest": "64 hexadecimal digits"}.get(option.kind)
-    try:
-        match option.kind:
-            case "int":
-                return int(text)
-            case "float":
-                return float(text)
-            case "digest":
-                if len(text) != 64:
-                    raise ValueError
-                return bytes.fromhex(text)
-            case "switch":
-                return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-    except (ValueError, KeyError):
-        raise ConfigError(f"{origin} {text!r} cannot be used: give {kind}") from None
+    if option.kind in PARSERS:
+        convert, kind = PARSERS[option.kind]
+        try:
+            return convert(text)
+        except (ValueError, KeyError):
+            raise ConfigError(f"{origin} {text!r} cannot be used: give {kind}") from None
     if not text:
         raise ConfigError(f"{origin} is empty: give a value or leave it out")
     return text
+
+
+def _digest(text: str) -> bytes:
+    if len(text) != 64:
+        raise ValueError
+    return bytes.fromhex(text)
+
+
+def _switch(text: str) -> bool:
+    return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+
+
+def _capacities(text: str) -> tuple[tuple[int, float], ...]:
+    pairs = [item.split("=") for item in text.split(",")]
+    return tuple((int(learner), float(capacity)) for learner, capacity in pairs)
+
+
+def _robust(text: str) -> int | str:
+    return text if text == "median" else int(text.removeprefix("trimmed-mean:"))
+
+
+PARSERS = {
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "switch": (_switch, "1 or 0 (true or false)"),
+    "digest": (_digest, "64 hexadecimal digits"),
+    "capacities": (_capacities, "pairs like 0=2,1=0.5"),
+    "clip": (lambda text: text if text == "median" else float(text), "median or a norm above 0"),
+    "robust": (_robust, "median or trimmed-mean:F, for example trimmed-mean:1"),
+}
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class Driver:
             delta_correction=config.delta_correction,
             heloco=HelocoConstants(config.heloco_c_ok, config.heloco_k_s, config.heloco_k_d,
                                    config.heloco_beta_max, config.heloco_kappa,
-                                   config.heloco_eps))
+                                   config.heloco_eps),
+            clip_norm=config.clip_norm, robust=config.robust, merge_stats=config.merge_stats)
         self.session = hello
         depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
         self.pool = BufferPool(4 * hello.layout.largest * (config.learners * depth + 1))

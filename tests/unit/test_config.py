@@ -13,6 +13,9 @@ PROFILE = dict(
     final_ack_timeout_s=900, total_steps=8, outer_lr=0.7, outer_momentum=0.9, max_base_lag=None,
     equal_weights=False, require_binding=False)
 
+EXACT = dict(fold="exact", learner_weight="equal", delta_correction="none", quorum=2)
+FIXED = dict(max_base_lag=0, quorum=2, grace_ms=0)
+
 
 def config(**changes) -> Config:
     return Config(**{"learners": 2, "total_steps": 8, **changes})
@@ -38,7 +41,10 @@ def test_profile_hash_with_every_optional_part_is_the_published_one():
     dict(learner_weight="equal"), dict(require_profile_binding=True),
     dict(delta_correction="none"), dict(heloco_kappa=2.0), dict(outer_optimizer="sgd"),
     dict(outer_optimizer="delayed-nesterov"),
-    dict(outer_optimizer="delayed-nesterov", dn_period=2),
+    dict(outer_optimizer="delayed-nesterov", dn_period=2), dict(fold="streaming"),
+    dict(clip_norm=1.0), dict(clip_norm="median"), dict(start_learners=1),
+    dict(quorum_capacity=0.5), dict(quorum_capacity=0.5, learner_capacity=((0, 2.0),)),
+    dict(late_carry=True), dict(late_carry=True, carry_gamma=0.25),
 ])
 def test_what_changes_the_merge_changes_the_hash(change):
     assert config(**change).profile_hash != config().profile_hash
@@ -48,7 +54,7 @@ def test_what_changes_the_merge_changes_the_hash(change):
     dict(port=1), dict(host="127.0.0.2"), dict(merge_threads=1), dict(log_level="debug"),
     dict(island_hmac_key="k"), dict(event_tape="t"), dict(final_state="f"), dict(write_timeout_s=1),
     dict(allow_unauthenticated=True), dict(final_ack_timeout_s=900), dict(heloco_kappa=3.0),
-    dict(dn_period=2), dict(dn_activation=0.25),
+    dict(merge_stats=True), dict(start_timeout_s=3),
 ])
 def test_what_does_not_change_the_merge_leaves_the_hash(change):
     assert config(**change).profile_hash == config().profile_hash
@@ -81,7 +87,34 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
     (dict(log_level="loud"), "--log-level loud"),
     (dict(outer_optimizer="adam"), "--outer-optimizer adam"),
     (dict(dn_period=0), "--dn-period 0"),
-    (dict(dn_activation=0.3), "give at most 1/4"),
+    (dict(outer_optimizer="delayed-nesterov", dn_activation=0.3), "give at most 1/4"),
+    (dict(dn_period=2), "--dn-period has no effect without --outer-optimizer delayed-nesterov"),
+    (dict(delta_correction="none", heloco_kappa=1.0), "--heloco-kappa has no effect without"),
+    (dict(outer_optimizer="sgd", outer_momentum=0.5), "--outer-momentum has no effect without"),
+    (dict(carry_answers_round=True), "--carry-answers-round has no effect without --late-carry"),
+    (dict(soft_deadline_s=1.0), "--soft-deadline-s has no effect without --quorum-capacity"),
+    (dict(fold="lazy"), "--fold lazy"),
+    (dict(clip_norm=0.0), "--clip-norm 0"),
+    (dict(clip_norm="mean"), "--clip-norm mean"),
+    (dict(robust=0), "--robust 0"),
+    (dict(robust="median"), "needs at least 3 pushes in every round, and a round may close with 1"),
+    (dict(learners=9, quorum=4, robust=2), "--robust without 2 outliers needs at least 5"),
+    (dict(learners=3, quorum=3, robust=1, fold="streaming"), "--robust compares all pushes"),
+    (dict(clip_norm="median", fold="streaming"), "--clip-norm median compares all pushes"),
+    (dict(EXACT, delta_correction="heloco"), "--fold exact needs --delta-correction none"),
+    (dict(EXACT, learner_weight="tokens2-over-steps"), "--fold exact needs --learner-weight equal"),
+    (dict(EXACT, quorum=1), "--fold exact needs --quorum 2"),
+    (dict(EXACT, late_carry=True), "--fold exact needs no --late-carry"),
+    (dict(FIXED, late_carry=True), "--late-carry cannot be used with a fixed roster"),
+    (dict(FIXED, quorum_capacity=0.5), "--quorum-capacity cannot be used with a fixed roster"),
+    (dict(FIXED, start_learners=1), "--start-learners cannot be used with a fixed roster"),
+    (dict(start_learners=3), "--start-learners 3 can never be reached"),
+    (dict(quorum_capacity=0.0), "--quorum-capacity 0"),
+    (dict(quorum_capacity=0.5, q_min=3), "--q-min 3 can never be reached"),
+    (dict(quorum_capacity=0.5, learner_capacity=((2, 1.0),)), "learner 2, which is not in"),
+    (dict(quorum_capacity=0.5, learner_capacity=((0, 1.0), (0, 2.0))), "named twice"),
+    (dict(quorum_capacity=0.5, learner_capacity=((0, -1.0),)), "--learner-capacity 0=-1.0"),
+    (dict(late_carry=True, carry_gamma=1.5), "--carry-gamma 1.5"),
     (dict(heloco_c_ok=-1.5), "--heloco-c-ok -1.5"),
     (dict(heloco_eps=0.0), "--heloco-eps 0"),
     (dict(heloco_kappa=math.inf), "--heloco-kappa inf"),
@@ -111,10 +144,10 @@ def test_who_may_listen_beyond_this_machine():
 
 
 def test_fixed_roster_needs_all_three():
-    fixed = dict(max_base_lag=0, quorum=2, grace_ms=0)
-    assert config(**fixed).fixed_roster
+    assert config(**FIXED).fixed_roster
+    assert config(**EXACT).fold == "exact"
     for change in (dict(max_base_lag=1), dict(quorum=1), dict(grace_ms=1)):
-        assert not config(**fixed | change).fixed_roster
+        assert not config(**FIXED | change).fixed_roster
 
 
 def test_the_key_never_shows():

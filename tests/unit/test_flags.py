@@ -10,6 +10,16 @@ from syncer.flags import OPTIONS, default_text, flag, markdown_table, parser, re
 
 RUN = ["--learners", "4", "--total-steps", "8"]
 
+CAPACITY = ["--quorum-capacity", "0.5"]
+COMPANIONS = {
+    "dn_period": ["--outer-optimizer", "delayed-nesterov"],
+    "dn_activation": ["--outer-optimizer", "delayed-nesterov"],
+    "carry_gamma": ["--late-carry"], "max_carry_lag": ["--late-carry"],
+    "carry_answers_round": ["--late-carry"], "q_min": CAPACITY, "learner_capacity": CAPACITY,
+    "soft_deadline_s": CAPACITY, "robust": ["--quorum", "3"],
+}
+"""Flags without which one has no effect."""
+
 
 def refusal(argv, environ=None) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -30,10 +40,12 @@ def test_defaults_are_those_of_the_config():
 def test_every_flag_reaches_its_field(option):
     text, value = {"int": ("3", 3), "float": ("0.25", 0.25), "switch": (None, True),
                    "digest": ("ab" * 32, b"\xab" * 32), "text": ("127.0.0.2", "127.0.0.2"),
-                   "path": ("f", "f")}[option.kind]
+                   "path": ("f", "f"), "clip": ("2.5", 2.5), "robust": ("trimmed-mean:1", 1),
+                   "capacities": ("0=2,3=0.5", ((0, 2.0), (3, 0.5)))}[option.kind]
     if option.choices:
         text = value = option.choices[-1]
     argv = [flag(option.name)] if text is None else [flag(option.name), text]
+    argv += COMPANIONS.get(option.name, [])
     assert getattr(read_config([*RUN, *argv], {}), option.name) == value
 
 
@@ -69,6 +81,9 @@ def test_older_names_of_the_open_switch():
     ([*RUN, "--grace-ms", "soon"], "--grace-ms 'soon' cannot be used: give a whole number"),
     ([*RUN, "--grace-ms"], "--grace-ms"),
     ([*RUN, "--outer-lr", "fast"], "give a number"),
+    ([*RUN, *["--learner-capacity", "0:2"]], "give pairs like 0=2,1=0.5"),
+    ([*RUN, "--clip-norm", "mean"], "give median or a norm above 0"),
+    ([*RUN, "--robust", "mean"], "give median or trimmed-mean:F"),
     ([*RUN, "--event-tape", ""], "--event-tape is empty"),
     ([*RUN, "--expected-island-contract", "zz" * 32], "64 hexadecimal digits"),
     ([*RUN, "--expected-island-contract", "ab" * 31], "64 hexadecimal digits"),
