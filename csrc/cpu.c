@@ -13,12 +13,13 @@ static uint64_t xcr0(void) {
 unsigned sk_cpu_detect(void) {
     unsigned a, b, c, d, found = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
-    int sse41 = (c >> 19) & 1, avx = (c >> 28) & 1, osxsave = (c >> 27) & 1;
+    int sse41 = (c >> 19) & 1, avx = (c >> 28) & 1, osxsave = (c >> 27) & 1, fma = (c >> 12) & 1;
     if (sse41) found |= SK_CPU_SSE41;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
     if ((b >> 29) & 1) found |= SK_CPU_SHANI;
-    /* AVX2 counts only if the system saves the wide registers: XCR0 bits 1 (SSE) and 2 (AVX). */
-    if (((b >> 5) & 1) && avx && osxsave && (xcr0() & 6) == 6) found |= SK_CPU_AVX2;
+    /* AVX2 counts only with FMA, which every CPU since has, and if the system saves the wide
+     * registers: XCR0 bits 1 (SSE) and 2 (AVX). */
+    if (((b >> 5) & 1) && avx && fma && osxsave && (xcr0() & 6) == 6) found |= SK_CPU_AVX2;
     return found;
 }
 

@@ -225,7 +225,8 @@ static void pass_step(sm_job *job, sm_work *work, size_t tensor, size_t block, s
             memcpy(job->arrays.params_out + at, merged, n * sizeof *merged);
             good = blend->scan(merged, n);
         } else {
-            good = blend->outer[job->outer](&job->scalars, &job->arrays, at, merged, n, 0);
+            good = blend->outer[job->outer](&job->scalars, &job->arrays, at, merged, n,
+                                             job->stream);
         }
         if (good != n) note_bad(job, tensor);
         if (job->stats != NULL) sm_stats_of_step(job, at, n, row, merged);

@@ -12,7 +12,7 @@
 
 #include "syncer_kernels.h"
 
-#define SM_STRIP 2048 /* elements of a strip: the accumulation of one strip stays in the L1 cache */
+#define SM_STRIP 1024 /* elements of a strip: the accumulation of one strip stays in the L1 cache */
 #define SM_SORTED 256 /* the same where one strip per learner is held */
 
 enum sm_mode { SM_AVG = 0, SM_RDA = 1 };
@@ -83,6 +83,7 @@ typedef struct {
     int outer; /* enum sk_outer, or -1: params_out receives the merged gradient, nothing else */
     sk_outer_scalars scalars;
     sk_outer_arrays arrays;
+    int stream; /* the outer step writes past the cache: for outputs that would not stay in it */
     sm_work shared;
     sm_work *own;        /* [threads] */
     float *scratch;      /* [threads][scratch_stride] */

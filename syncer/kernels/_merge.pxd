@@ -84,6 +84,7 @@ cdef extern from "syncer_merge.h" nogil:
         int outer
         sk_outer_scalars scalars
         sk_outer_arrays arrays
+        int stream
         sm_work shared
         sm_work* own
         float* scratch

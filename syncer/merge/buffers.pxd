@@ -12,8 +12,7 @@ cdef class BufferPool:
 cdef class Buffer:
     cdef BufferPool pool
     cdef object source          # an adopted array, or None: the memory is the pool's
-    cdef void* memory           # what free() gets
-    cdef float* data            # first element, 64-byte aligned unless adopted
+    cdef float* data            # first element, 64-byte aligned unless adopted; NULL: moved on
     cdef Py_ssize_t capacity    # elements that fit
     cdef readonly Py_ssize_t numel
     cdef readonly bint frozen

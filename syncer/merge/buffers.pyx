@@ -9,15 +9,44 @@ so the rounding costs address space only, and fragments of nearly the same size 
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
-from libc.stdint cimport uintptr_t
-from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 cimport cython
 
 
-cdef enum:
-    ALIGN = 64
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #include <string.h>
+    #include <sys/mman.h>
+    #define SYNCER_HUGE_PAGE ((size_t)2 << 20)
+    /* +0 in every byte. Large blocks are untouched pages (huge ones if the system likes): zero
+     * without being written, and given back to the system by free. */
+    static void *syncer_fragment_memory(size_t bytes) {
+        void *memory = NULL;
+        if (bytes < 2 * SYNCER_HUGE_PAGE) {
+            if (posix_memalign(&memory, 64, bytes)) return NULL;
+            return memset(memory, 0, bytes);
+        }
+        char *all = mmap(NULL, bytes + SYNCER_HUGE_PAGE, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (all == MAP_FAILED) return NULL;
+        size_t before = -(size_t)all & (SYNCER_HUGE_PAGE - 1);
+        if (before) (void)munmap(all, before);
+        (void)munmap(all + before + bytes, SYNCER_HUGE_PAGE - before);
+    #ifdef MADV_HUGEPAGE
+        (void)madvise(all + before, bytes, MADV_HUGEPAGE); /* advice: slower without, not wrong */
+    #endif
+        return all + before;
+    }
+    static void syncer_fragment_free(void *memory, size_t bytes) {
+        if (memory == NULL) return;
+        if (bytes < 2 * SYNCER_HUGE_PAGE) free(memory);
+        else (void)munmap(memory, bytes);
+    }
+    """
+    void* syncer_fragment_memory(size_t bytes)
+    void syncer_fragment_free(void* memory, size_t bytes)
 
 cdef char* FORMAT = b"f"
 
@@ -75,18 +104,15 @@ cdef class BufferPool:
         if best is not None:
             self._spare.remove(best)
             self.spare_bytes -= best.capacity * sizeof(float)
-            fresh.memory, fresh.data, fresh.capacity = best.memory, best.data, best.capacity
-            best.memory = NULL
+            fresh.data, fresh.capacity = best.data, best.capacity
+            best.data = NULL
             if zero:
                 memset(fresh.data, 0, numel * sizeof(float))
         else:
             fresh.capacity = wanted
-            # calloc gives large blocks as untouched pages: +0 without writing them
-            fresh.memory = calloc(wanted * sizeof(float) + ALIGN, 1)
-            if fresh.memory == NULL:
+            fresh.data = <float*>syncer_fragment_memory(wanted * sizeof(float))
+            if fresh.data == NULL:
                 raise MemoryError(f"no memory for a fragment buffer of {wanted * 4} bytes")
-            fresh.data = <float*>((<uintptr_t>fresh.memory + ALIGN - 1)
-                                  // ALIGN * ALIGN)
         fresh.numel = numel
         fresh.frozen = False
         fresh.pool = self
@@ -105,7 +131,6 @@ cdef class BufferPool:
             raise ValueError("a buffer holds at least one element, not 0")
         buffer.source = view
         buffer.data = <float*>&view[0]
-        buffer.memory = NULL
         buffer.numel = buffer.capacity = view.shape[0]
         buffer.frozen = True
         buffer.pool = self
@@ -116,11 +141,11 @@ cdef class BufferPool:
     cdef void give_back(self, Buffer buffer):
         self.live -= 1
         self.live_bytes -= buffer.numel * sizeof(float)
-        if buffer.memory == NULL:
+        if buffer.source is not None:
             return
         cdef Buffer spare = Buffer.__new__(Buffer)
-        spare.memory, spare.data, spare.capacity = buffer.memory, buffer.data, buffer.capacity
-        buffer.memory = NULL
+        spare.data, spare.capacity = buffer.data, buffer.capacity
+        buffer.data = NULL
         self._spare.append(spare)
         self.spare_bytes += spare.capacity * sizeof(float)
         self.trim()
@@ -166,5 +191,5 @@ cdef class Buffer:
     def __dealloc__(self):
         if self.pool is not None:
             self.pool.give_back(self)
-        if self.memory != NULL:
-            free(self.memory)
+        if self.source is None:
+            syncer_fragment_free(self.data, self.capacity * sizeof(float))

@@ -28,6 +28,11 @@ STEP_DELAYED_HOLD = SK_OUTER_DELAYED_HOLD
 STEP_DELAYED_APPLY = SK_OUTER_DELAYED_APPLY
 STEP_NONE = -1
 
+cdef enum:
+    # Outputs beyond this leave the cache before anything reads them; writing past it spares the
+    # reading of what is overwritten (measured: 0.87 of the copy bandwidth instead of 0.76 for rda).
+    STREAM_BYTES = 8 << 20
+
 
 cdef inline size_t aligned(size_t size) noexcept nogil:
     return (size + 63) // 64 * 64
@@ -206,6 +211,7 @@ cdef class _Job:
             self.check(buffer, True)
             job.arrays.state_out[i] = buffer.data
         job.outer = outer
+        job.stream = (1 + len(state)) * self.plan.numel * 4 > STREAM_BYTES
         job.scalars.lr, job.scalars.mu, job.scalars.period, job.scalars.k = scalars
 
     cdef total(self, size_t row):

@@ -11,6 +11,7 @@ import pytest
 from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.merge import FragmentStore, HelocoConstants
+from tests.golden import merge_reference as reference
 
 F32 = np.float32
 
@@ -363,3 +364,18 @@ def test_constants_out_of_range_are_refused():
     # sgd keeps no momentum: nothing to correct against
     store = store_of(AVG, (2,), lr=1.0, outer_optimizer="sgd", delta_correction="heloco")
     assert commit(store, push([1, 2])).params.tolist() == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_outputs_that_bypass_the_cache_have_the_same_bits(threads):
+    # 1.2 Mi parameters: their outputs exceed the cache; odd offsets: no vector is aligned at first
+    numels = (5, 700_001, 500_000)
+    n = sum(numels)
+    params, momentum, g0, g1 = (reference.noise(i, n) for i in range(4))
+    store = store_of(AVG, numels, threads=threads)
+    store.adopt(0, params, state={"momentum": momentum})
+    version = commit(store, push(g0, g1, weights=[1.0, 3.0]))
+    merged = reference.merge_avg([g0, g1], [1.0, 3.0])
+    expected = reference.nesterov(params, momentum, merged, 0.7, 0.9)
+    assert version.params.tobytes() == expected[0].tobytes()
+    assert version.momentum.tobytes() == expected[1].tobytes()
