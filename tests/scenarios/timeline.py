@@ -12,7 +12,10 @@ from pathlib import Path
 LANE = 23
 SERVER = 44
 EVENTS = {
-    "hello": "connects", "gone": "disconnects", "push": "pushes {step}", "caughtup": "is up to date",
+    "hello": "connects",
+    "gone": "disconnects",
+    "push": "pushes {step}",
+    "caughtup": "is up to date",
     "ack": "acknowledges",
 }
 ACTIONS = [
