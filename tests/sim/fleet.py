@@ -1,0 +1,210 @@
+"""One simulated run: draws a fleet and a subset of faults from a seed, plays it, checks the result.
+
+While the faults last, anything may happen to learners, links and the server. Then they stop, and
+the fleet must finish. What must hold is checked all along by tests.watch and at the end by `check`:
+the tape is contiguous, the ledger is the sum of what was merged, a serial replay of the merges in
+another order gives the final parameters bit for bit, and so does every learner that acknowledged.
+"""
+
+from __future__ import annotations
+
+from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.merge import FragmentStore
+from tests.sim.clock import MS, SECOND, World
+from tests.sim.learner import SimLearner
+from tests.sim.server import SimServer, shuffled
+from tests.toy_driver import toy_config
+
+FAULTS = ("drop", "restart", "dial_again", "garbage", "stall", "crash", "leave")
+
+
+class Fleet:
+    """A run drawn from a seed. `marks` are the rare paths it took."""
+
+    def __init__(self, seed: int, steps: int | None = None):
+        self.seed = seed
+        self.world = world = World(seed)
+        rng = world.rng
+        self.learner_count = rng.randint(1, 5)
+        self.config = toy_config(**self.draw_config(steps))
+        self.dtype = rng.choice([1, 2, 3])
+        numels = [rng.randint(1, 6) for _ in range(rng.randint(1, 4))]
+        self.layout = Layout(tuple(
+            FragmentLayout(rng.choice([AVG, RDA]), (numel, rng.randint(1, 4)))
+            for numel in numels))
+        self.fingerprint = bytes(rng.randrange(256) for _ in range(32))
+        self.settings = {
+            "step_ms": (5, 400), "work_ms": world.between(0.1, 300), "gates": [1, 1, 1, 3],
+            # Without data streams a pull cannot overtake the broadcast it is about, which a strict
+            # run could not forgive.
+            "streams": 0 if self.config.fixed_roster else rng.choice([0, 1, 3]),
+            "ns_per_byte": world.between(1, 1e5), "half_open_ms": world.between(10, 20_000),
+            "duplicate": rng.choice([0, 0, 0.3]),
+        }
+        weights = {fault: rng.choice([0, 0, 0, 1, 3]) for fault in FAULTS}
+        self.faults = [fault for fault, weight in weights.items() for _ in range(weight)]
+        self.fault_gap_ns = world.between(50, 5000) * MS
+        self.faults_end_ns = int(world.between(1, 60) * SECOND)
+        self.marks: set[str] = set()
+        self.tape: list[dict] = []
+        self.merged: list[tuple] = []
+        self.initial: dict = {}
+        self.crashes = 0
+        self.server: SimServer | None = SimServer(world, self.config, self.settings)
+        self.learners = [SimLearner(world, self, i, self.settings)
+                         for i in range(self.learner_count)]
+        if self.faults:
+            world.after(self.fault_gap_ns, self.fault)
+
+    def draw_config(self, steps: int | None) -> dict:
+        rng, learners = self.world.rng, self.learner_count
+        fixed = rng.random() < 0.2
+        options = {
+            "learners": learners,
+            "total_steps": steps or rng.randint(3, 25),
+            "quorum": learners if fixed else rng.randint(1, learners),
+            "grace_ms": 0 if fixed else rng.choice([0, 20, 1000]),
+            "pipeline": rng.randint(1, 4),
+            "max_base_lag": 0 if fixed else rng.choice([None, None, 2, 8]),
+            "quorum_timeout_s": rng.choice([2, 10]),
+            "final_ack_timeout_s": 1_000_000,
+            "sync_interval_steps": rng.choice([0.0, 0.0, 4.0]),
+            "outer_lr": 0.5,
+            "merge_threads": 1,
+        }
+        if fixed:
+            return options
+        options["start_learners"] = rng.randint(1, learners)
+        kind = rng.choice(["", "", "carry", "capacity", "exact", "streaming"])
+        if kind == "carry":
+            options |= {"late_carry": True, "carry_answers_round": rng.random() < 0.5}
+        elif kind == "capacity":
+            options |= {"quorum_capacity": rng.choice([0.3, 0.6, 1.0]),
+                        "q_min": rng.randint(1, learners), "learner_capacity": {0: 2.5},
+                        "soft_deadline_s": rng.choice([None, 1])}
+        elif kind == "exact":
+            options |= {"fold": "exact", "quorum": learners, "learner_weight": "equal"}
+        elif kind == "streaming":
+            options |= {"fold": "streaming"}
+        return options
+
+    # ---- faults ----------------------------------------------------------------------------------
+
+    def fault(self) -> None:
+        if self.world.now_ns >= self.faults_end_ns or self.server.exit is not None:
+            return
+        kind = self.world.rng.choice(self.faults)
+        learner = self.world.rng.choice(self.learners)
+        if kind == "crash":
+            self.crash()
+        elif kind == "stall":
+            learner.stalled_until_ns = self.world.now_ns + self.world.between(100, 20_000) * MS
+        elif kind == "leave":
+            learner.redial_s = 30
+            learner.drop()
+        else:
+            getattr(learner, kind)()
+        self.world.after(self.fault_gap_ns * self.world.between(0.3, 3), self.fault)
+
+    def crash(self) -> None:
+        """The server dies and a new one takes up the last committed cut a little later."""
+        if self.server.crashed or self.server.exit is not None:
+            return
+        if self.server.scheduler.phase > 1:  # the run is over: what would be resumed is the end
+            return
+        self.collect()
+        state = self.server.crash()
+        self.crashes += 1
+        self.marks.add("server crash")
+        self.world.after(self.world.between(10, 5000) * MS, self.resume, state)
+
+    def resume(self, state: dict | None) -> None:
+        self.server = SimServer(self.world, self.config, self.settings, state)
+        if state is not None:
+            self.marks.add("resumed")
+
+    def refused(self, learner: SimLearner, error: Exception) -> None:
+        """A learner was told off: only for what it did, which the faults of this run explain."""
+        self.marks.add("a learner was refused")
+        assert "garbage" in self.faults, f"learner {learner.learner} was refused: {error}"
+
+    def collect(self) -> None:
+        """Keep what a server process leaves behind."""
+        self.marks |= self.server.marks
+        self.tape += self.server.tape
+        self.merged += self.server.merged
+        if self.server.initial:
+            self.initial = self.server.initial
+
+    # ---- play and judge --------------------------------------------------------------------------
+
+    def play(self, callbacks_max: int = 400_000) -> None:
+        """Run to the end. AssertionError if the fleet gets stuck after its faults have stopped."""
+        while self.server.exit is None:
+            assert self.world.step(), "nothing is left to happen"
+            assert self.world.done < callbacks_max, (
+                f"stuck at step {self.server.scheduler.global_step} of "
+                f"{self.config.total_steps} after {self.world.now_ns / SECOND:.0f} s: "
+                f"{self.server.scheduler.gathering}")
+        end_ns = self.world.now_ns + 5 * SECOND
+        while self.world.now_ns < end_ns and self.world.step():
+            pass
+        self.collect()
+
+    def check(self) -> None:
+        exit_action = self.server.exit
+        if exit_action.status != 0:
+            assert "no learner is connected" in exit_action.text, exit_action
+            assert not self.config.fixed_roster
+            return
+        steps = [step for step, _, _ in self.merged]
+        assert steps == list(range(1, self.config.total_steps + 1)), steps
+        self.check_ledger()
+        final = self.check_replay()
+        acknowledged = self.server.scheduler.final_cut.acknowledged
+        assert acknowledged, "nobody has the result"
+        for learner in self.learners:
+            if learner.done:
+                for fragment, values in enumerate(learner.values):
+                    assert values.tobytes() == final[fragment], (
+                        f"learner {learner.learner} ends with other values than the server")
+
+    def check_ledger(self) -> None:
+        expected: dict[int, list[int]] = {}
+        for _, _, parts in self.merged:
+            for c, _ in parts:
+                entry = expected.setdefault(c.learner, [0, 0, 0])
+                entry[0] += 1
+                entry[1] += c.c_steps
+                entry[2] += c.c_tokens
+        assert self.server.scheduler.ledger == expected
+
+    def check_replay(self) -> list[bytes]:
+        """All merges again, one after the other, contributions in another order: the same bits.
+
+        A streaming fold depends on its order, which is kept.
+        """
+        store = FragmentStore(self.layout, lr=self.config.outer_lr,
+                              momentum=self.config.outer_momentum)
+        for fragment in range(len(self.layout.fragments)):
+            store.adopt(fragment, self.initial[fragment].copy())
+        streaming = self.server.scheduler.policy.folds and not (
+            self.server.scheduler.policy.exact_fold)
+        for step, fragment, parts in self.merged:
+            if streaming:
+                fold = store.fold(fragment, "streaming")
+                for c, values in parts:
+                    fold.add(c.learner, c.generation, c.weight, values)
+                store.publish(store.prepare_fold(step, fold))
+                continue
+            two_of_one = any(c.carried for c, _ in parts)  # they keep their order
+            mixed = parts if two_of_one else shuffled(parts, self.seed + step)
+            store.publish(store.prepare(fragment, step, [
+                (c.learner, c.generation, c.weight, values) for c, values in mixed]))
+        final = []
+        for fragment in range(len(self.layout.fragments)):
+            ours = store.current(fragment).params.tobytes()
+            theirs = self.server.store.current(fragment).params.tobytes()
+            assert ours == theirs, f"fragment {fragment}: a replay gives other bits"
+            final.append(ours)
+        return final

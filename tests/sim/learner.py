@@ -1,0 +1,200 @@
+"""A simulated learner: the real protocol session and fragment arithmetic around invented training.
+
+An optimizer step changes the values a little, at the learner's own speed. Faults are done to it
+from outside: its connection breaks, its process restarts, it sends what it should not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from syncer.errors import SyncerError
+from syncer.learner.fragment import Fragment
+from syncer.learner.session import Phase, Session
+from syncer.wire.constants import Msg
+from syncer.wire.encode import push_head
+from syncer.wire.messages import Push
+from tests.sim.clock import MS, SECOND, World
+from tests.sim.network import Link, default_delay_ns
+
+
+class SimLearner:
+    """One island: `restart` begins a process, `connect` a connection of it."""
+
+    def __init__(self, world: World, fleet, learner: int, settings: dict):
+        self.world = world
+        self.fleet = fleet
+        self.learner = learner
+        self.settings = settings
+        self.step_ns = world.between(*settings["step_ms"]) * MS
+        self.gate = world.rng.choice(settings["gates"])
+        self.process = 0
+        self.link: Link | None = None
+        self.redial_s = 1
+        self.stalled_until_ns = 0
+        self.done = False
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process: a session without memory, values of its own."""
+        self.process += 1
+        if self.link is not None:
+            self.link.cut()
+        layout = self.fleet.layout
+        self.session = Session(layout, self.fleet.fingerprint, learner=self.learner,
+                               dtype=self.fleet.dtype, num_streams=self.settings["streams"],
+                               min_steps_per_sync=self.gate)
+        start = np.random.default_rng(7 if self.learner == 0 else self.world.rng.randrange(1 << 30))
+        self.values = [start.integers(-8, 8, f.numel).astype(np.float32) for f in layout.fragments]
+        self.fragments = [Fragment([values], self.fleet.dtype) for values in self.values]
+        self.redial_s = 1
+        self.init_sent = False
+        self.world.after(self.world.between(1, 100) * MS, self.connect, self.process)
+        self.world.after(self.step_ns, self.train, self.process)
+
+    def connect(self, process: int) -> None:
+        if process != self.process or self.session.ended or self.done:
+            return
+        if self.link is not None and self.link.open:
+            return
+        server = self.fleet.server
+        if server is None or server.exit is not None or server.crashed:
+            self.redial()
+            return
+        connection = self.session.connect(self.world.rng.getrandbits(64) | 1)
+        link = Link(self.world, connection.streams, default_delay_ns(self.world),
+                    self.settings["ns_per_byte"])
+        self.link = link
+        server.accept(link)
+        for stream, pipe in enumerate(link.down):
+            pipe.deliver = lambda data, s=stream: self.received(connection, link, s, data)
+        link.learner_lost = lambda: self.lost(connection, link)
+        for pipe, opening in zip(link.up, connection.openings, strict=True):
+            pipe.send(opening)
+        if self.learner == 0 and not self.init_sent:
+            self.send_init()
+        if self.session.phase is Phase.ACKNOWLEDGING:
+            link.control("up", self.session.acknowledge())
+
+    def send_init(self) -> None:
+        """Anew on every connection until one has carried all of it, as the library does."""
+        for index, fragment in enumerate(self.fragments):
+            body = np.empty(self.session.init_bytes(index), np.uint8)
+            fragment.pack_values(body)
+            bulk = self.session.init(index, body)
+            self.link.chunked("up", bulk.msg_type, bulk.head + bytes(bulk.body))
+
+    def received(self, connection, link: Link, stream: int, data: bytes) -> None:
+        if link is not self.link or self.session.error is not None:
+            return
+        try:
+            for inbound in connection.feed(stream, data):
+                if inbound.msg_type == Msg.BCAST_FRAGMENT:
+                    self.init_sent = True  # the run has begun: everything has its first value
+        except SyncerError as error:
+            self.fleet.refused(self, error)
+            self.world.after(self.world.between(10, 3000) * MS, self.restart_if, self.process)
+
+    def restart_if(self, process: int) -> None:
+        if process == self.process:
+            self.restart()
+
+    def lost(self, connection, link: Link) -> None:
+        self.session.lost(connection)
+        if link is self.link:
+            self.link = None
+            self.redial()
+
+    def redial(self) -> None:
+        self.world.after(self.redial_s * SECOND, self.connect, self.process)
+        self.redial_s = min(30, 2 * self.redial_s)
+
+    # ---- training --------------------------------------------------------------------------------
+
+    def train(self, process: int) -> None:
+        """One optimizer step and its boundary."""
+        if process != self.process or self.done or self.session.error is not None:
+            return
+        self.world.after(self.step_ns * self.world.between(0.8, 1.25), self.train, process)
+        if self.world.now_ns < self.stalled_until_ns:
+            return
+        if self.session.phase is Phase.TRAINING:
+            for values in self.values:
+                np.add(values, np.float32(self.world.rng.randrange(-4, 5) / 8), out=values)
+            self.session.advance(self.world.rng.randrange(1, 100))
+        self.boundary()
+
+    def boundary(self) -> None:
+        session = self.session
+        for bcast in session.take_broadcasts():
+            self.fragments[bcast.fragment].rebase(bcast.tensor, 0.5)
+        for pull in session.due_pulls():
+            push = session.answer(pull)
+            delta = np.empty(session.push_bytes(pull.fragment), np.uint8)
+            self.fragments[pull.fragment].pack_delta(delta)
+            self.send_push(push, bytes(delta))
+        if self.link is not None and self.world.chance(0.3):
+            self.link.control("up", session.heartbeat())
+        if session.phase is Phase.FINALIZING and (cut := session.final_cut()) is not None:
+            for fragment, tensor in zip(self.fragments, cut, strict=True):
+                fragment.overwrite(tensor)
+            frame = session.acknowledge()
+            if self.link is not None:
+                self.link.control("up", frame)
+        if session.phase is Phase.SHUT_DOWN:
+            self.done = True
+
+    def send_push(self, push, delta: bytes) -> None:
+        if self.link is None:
+            return
+        bulk = self.session.push(push, delta)
+        copies = 2 if self.world.chance(self.settings["duplicate"]) else 1
+        for _ in range(copies):
+            self.link.chunked("up", bulk.msg_type, bulk.head + delta)
+
+    # ---- faults ----------------------------------------------------------------------------------
+
+    def drop(self) -> None:
+        """The connection breaks; one side may take a while to see it."""
+        if self.link is not None:
+            half = self.world.between(1, self.settings["half_open_ms"]) * MS
+            first = self.world.chance(0.5)
+            self.link.cut(0 if first else half, half if first else 0)
+
+    def dial_again(self) -> None:
+        """A second connection while the server still believes in the first (a new generation).
+
+        Never within a second of the first, as clients wait before they dial again: two HELLOs that
+        overtake each other would leave the abandoned connection current.
+        """
+        old = self.link
+        if old is None or self.session.ended or self.world.now_ns - old.born_ns < SECOND:
+            return
+        self.link = None
+        self.session.lost(self.session.connection)
+        self.connect(self.process)
+        self.world.after(self.world.between(1, 5000) * MS, old.cut)
+
+    def garbage(self) -> None:
+        """Bytes that no learner may send: that connection must end, and nothing else."""
+        if self.link is None:
+            return
+        rng = self.world.rng
+        kind = rng.randrange(4)
+        if kind == 0:
+            self.link.control("up", bytes(rng.randrange(256) for _ in range(40)))
+        elif kind == 1 and self.session.pulls:
+            self.push_of_nan()
+        elif kind == 2:
+            self.link.chunked("up", Msg.PUSH_FRAGMENT, bytes(48))
+        else:
+            self.link.chunked("up", Msg.FINAL_MANIFEST, bytes(20))
+
+    def push_of_nan(self) -> None:
+        pull = self.session.pulls[0]
+        if self.session.accepted[pull.fragment] is None:
+            return
+        push = Push(self.learner, pull.fragment, pull.step, pull.attempt, 0, 1, 1, 1,
+                    memoryview(b""))
+        self.link.chunked("up", Msg.PUSH_FRAGMENT,
+                          push_head(push) + b"\xff" * self.session.push_bytes(pull.fragment))
