@@ -95,9 +95,13 @@ class ScriptedLearner:
         self.control: socket.socket | None = None
         self.data: dict[int, socket.socket] = {}
         if connect:
-            self.dial()
-            for stream in range(streams):
-                self.dial_data(stream)
+            try:
+                self.dial()
+                for stream in range(streams):
+                    self.dial_data(stream)
+            except OSError:
+                self.close()
+                raise
 
     # -------------------------------------------------------------------------------- sockets
     @property
@@ -125,8 +129,8 @@ class ScriptedLearner:
         sock.settimeout(PATIENCE_S)
         if receive_buffer_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        sock.connect(("127.0.0.1", self.port))
         self.readers[sock] = FrameReader(self.limits, self.reassembly)
+        sock.connect(("127.0.0.1", self.port))
         return sock
 
     def close(self) -> None:
