@@ -11,19 +11,19 @@ from fractions import Fraction
 
 def answered_slots(round, config) -> list[int]:
     """Ids of the expected set that count as responders."""
-    by_carry = getattr(config, "carry_answers_round", False)
+    by_carry = config.carry_answers_round
     return [learner for learner, slot in round.slots.items()
             if slot.push is not None or (by_carry and learner in round.carried)]
 
 
 def quorum_reached(round, config) -> bool:
     answered = answered_slots(round, config)
-    if getattr(config, "fold", "batch") == "exact":
+    if config.fold == "exact":
         return False
-    theta = getattr(config, "quorum_capacity", None)
+    theta = config.quorum_capacity
     if theta is None:
         return len(answered) >= config.quorum
-    given = getattr(config, "learner_capacity", None) or {}
+    given = dict(config.learner_capacity)
     capacity = {learner: Fraction(str(given.get(learner, 1))) for learner in round.slots}
     return (len(answered) >= config.q_min and
             sum(capacity[i] for i in answered) >= Fraction(str(theta)) * sum(capacity.values()))
@@ -35,8 +35,8 @@ def decide(round, config, now_ns: int) -> str:
     something = bool(round.carried) or any(s.push is not None for s in round.slots.values())
     if len(answered) >= len(round.slots) and something:
         return "CLOSE"
-    soft_s = getattr(config, "soft_deadline_s", None)
-    if soft_s and getattr(config, "quorum_capacity", None) is not None:
+    soft_s = config.soft_deadline_s
+    if soft_s and config.quorum_capacity is not None:
         over = now_ns >= round.launch_ns + soft_s * 10**9
         if over and len(answered) >= config.q_min and something:
             return "CLOSE"

@@ -19,32 +19,20 @@ from tests.watch import Payload, Watch
 MS = 1_000_000
 
 
-OPTIONAL = {
-    "start_learners": None, "start_timeout_s": None, "quorum_capacity": None, "q_min": 1,
-    "learner_capacity": None, "soft_deadline_s": None, "fold": "batch", "late_carry": False,
-    "carry_gamma": 0.5, "max_carry_lag": 2, "carry_answers_round": False,
-    "learner_budget_steps": None,
-}
-
-
 def toy_config(**given: Any) -> Config | SimpleNamespace:
-    """Configuration of the scenarios: no pacing, short grace, one round at a time, unless given.
-
-    A run that uses a feature that `Config` does not know yet gets its fields and the feature's.
+    """Configuration of the scenarios: no pacing, no correction, short grace, one round at a time,
+    unless given. A run with a learner budget, which is no flag yet, gets it as a further attribute.
     """
     settings = {"learners": 1, "total_steps": 2, "grace_ms": 20, "pipeline": 1,
-                "sync_interval_steps": 0.0, **given}
-    names = {field.name for field in fields(Config)}
-    extras = settings.keys() - names
-    assert extras <= OPTIONAL.keys(), f"no such setting: {extras - OPTIONAL.keys()}"
-    base = Config(**{key: value for key, value in settings.items() if key in names})
-    if not extras:
-        return base
-    known = {name: getattr(base, name) for name in names}
-    derived = {name: getattr(base, name) for name in ("fixed_roster",
-                                                      "final_ack_timeout_resolved_s")}
-    return SimpleNamespace(**{**OPTIONAL, **known, **derived,
-                              **{key: settings[key] for key in extras}})
+                "sync_interval_steps": 0.0, "delta_correction": "none", **given}
+    budget = settings.pop("learner_budget_steps", None)
+    config = Config(**settings)
+    if budget is None:
+        return config
+    names = [field.name for field in fields(Config)]
+    names += ["fixed_roster", "final_ack_timeout_resolved_s"]
+    return SimpleNamespace(**{name: getattr(config, name) for name in names},
+                           learner_budget_steps=budget)
 
 
 class ToyDriver:

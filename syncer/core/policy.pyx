@@ -1,7 +1,7 @@
 """A run's configuration in the units of the round logic, and the rules that are pure arithmetic.
 
-Read once from a validated `syncer.config.Config`; a configuration without the field of an optional
-feature has that feature off. Must not hold anything that changes during a run.
+Read once from a validated `syncer.config.Config`; one without a learner budget has that mode off.
+Must not hold anything that changes during a run.
 """
 
 from syncer.core.quorum cimport NEVER
@@ -39,24 +39,21 @@ cdef class Policy:
         self.interval_steps = config.sync_interval_steps
         self.quorum_timeout_ns = ns_of(config.quorum_timeout_s)
         self.final_ack_timeout_ns = ns_of(config.final_ack_timeout_resolved_s)
-        start = getattr(config, "start_learners", None)
-        if start is None:
-            start = 1 if resumed and not self.fixed_roster else self.learners
-        self.start_learners = start
-        self.start_timeout_ns = ns_of(getattr(config, "start_timeout_s", None) or 0)
-        theta = getattr(config, "quorum_capacity", None)
-        self.capacity_quorum = None if theta is None else millionths(theta)
-        self.q_min = getattr(config, "q_min", 1)
-        given = getattr(config, "learner_capacity", None) or {}
-        self.capacities = {learner: millionths(value) for learner, value in dict(given).items()}
-        self.soft_deadline_ns = ns_of(getattr(config, "soft_deadline_s", None) or 0)
-        fold = getattr(config, "fold", "batch")
-        self.folds = fold != "batch"
-        self.exact_fold = fold == "exact"
-        self.late_carry = getattr(config, "late_carry", False)
-        self.carry_answers = self.late_carry and getattr(config, "carry_answers_round", False)
-        self.carry_gamma = getattr(config, "carry_gamma", 0.5)
-        self.max_carry_lag = getattr(config, "max_carry_lag", 2)
+        self.start_learners = (
+            config.start_learners if config.start_learners is not None
+            else 1 if resumed and not self.fixed_roster else self.learners)
+        self.start_timeout_ns = ns_of(config.start_timeout_s or 0)
+        self.capacity_quorum = (None if config.quorum_capacity is None
+                                else millionths(config.quorum_capacity))
+        self.q_min = config.q_min
+        self.capacities = {learner: millionths(value) for learner, value in config.learner_capacity}
+        self.soft_deadline_ns = ns_of(config.soft_deadline_s or 0)
+        self.folds = config.fold != "batch"
+        self.exact_fold = config.fold == "exact"
+        self.late_carry = config.late_carry
+        self.carry_answers = self.late_carry and config.carry_answers_round
+        self.carry_gamma = config.carry_gamma
+        self.max_carry_lag = config.max_carry_lag
         self.budget_steps = getattr(config, "learner_budget_steps", None) or 0
 
     cdef double weight(self, object push) except? -1:

@@ -349,7 +349,7 @@ def features(rng: random.Random, learners: int) -> dict:
                 "fold": rng.choice(["batch", "streaming"]), "max_carry_lag": rng.choice([0, 1, 2])}
     if kind == "capacity":
         return {"quorum_capacity": rng.choice([0.3, 0.6, 1.0]), "q_min": rng.randint(1, learners),
-                "learner_capacity": {0: 2.5}, "soft_deadline_s": rng.choice([None, 1, 5])}
+                "learner_capacity": ((0, 2.5),), "soft_deadline_s": rng.choice([None, 1, 5])}
     if kind in ("exact", "streaming"):
         exact = {"quorum": learners, "learner_weight": "equal"} if kind == "exact" else {}
         return {"fold": kind, **exact}

@@ -244,7 +244,7 @@ def setting_value(text: str):
     """`3`, `0.5`, `on`, `none`, `0:1,2:0.5` (a value per learner), or a word."""
     if ":" in text:
         pairs = (pair.split(":") for pair in text.split(","))
-        return {int(key): setting_value(value) for key, value in pairs}
+        return tuple((int(key), setting_value(value)) for key, value in pairs)
     for kind in (int, float):
         try:
             return kind(text)

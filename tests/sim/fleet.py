@@ -80,7 +80,7 @@ class Fleet:
             options |= {"late_carry": True, "carry_answers_round": rng.random() < 0.5}
         elif kind == "capacity":
             options |= {"quorum_capacity": rng.choice([0.3, 0.6, 1.0]),
-                        "q_min": rng.randint(1, learners), "learner_capacity": {0: 2.5},
+                        "q_min": rng.randint(1, learners), "learner_capacity": ((0, 2.5),),
                         "soft_deadline_s": rng.choice([None, 1])}
         elif kind == "exact":
             options |= {"fold": "exact", "quorum": learners, "learner_weight": "equal"}

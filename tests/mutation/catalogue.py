@@ -1,0 +1,163 @@
+"""The mistakes: one line each, of the kind that a change of the scheduler could bring in."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """In `file` of syncer/core, `old` (which stands there once) becomes `new`."""
+
+    file: str
+    mistake: str
+    old: str
+    new: str
+
+
+def dropped(file: str, mistake: str, text: str, without: str = "") -> Mutation:
+    return Mutation(file, mistake, text, without)
+
+
+GATHERING = [
+    dropped("gathering.pyx", "late join whatever version was delivered",
+            "member.delivered[round.fragment] != round.base", "False"),
+    dropped("gathering.pyx", "late join of a learner with a carried delta",
+            " or member.learner in round.carried:", ":"),
+    dropped("gathering.pyx", "late join into an exact fold that has begun",
+            "self.policy.exact_fold and round.pushed", "False"),
+    dropped("gathering.pyx", "an exact fold is not rebuilt for a late joiner",
+            "            if self.policy.exact_fold:\n                self.open_fold(round)\n"),
+    dropped("gathering.pyx", "late join into a capacity round",
+            "if self.policy.capacity_quorum is not None:\n            return 0\n        for",
+            "for"),
+    dropped("gathering.pyx", "rebind of a slot that has its push",
+            "slot is None or slot.push is not None or slot.member.connected",
+            "slot is None or slot.member.connected"),
+    dropped("gathering.pyx", "rebind of a slot whose member lives",
+            "slot.push is not None or slot.member.connected", "slot.push is not None"),
+    Mutation("gathering.pyx", "a fixed roster is launched to whoever is there",
+             "needed = self.policy.learners if self.policy.fixed_roster else 1", "needed = 1"),
+    dropped("gathering.pyx", "launches are not paced",
+            "\n               and self.now_ns >= self.next_launch_ns):", "):"),
+    Mutation("gathering.pyx", "one round more than the depth",
+             "while (len(self.rounds) < self.depth", "while (len(self.rounds) <= self.depth"),
+    Mutation("gathering.pyx", "a round is launched after the last step",
+             "< self.depth and self.next_step <= self.policy.total_steps\n               and",
+             "< self.depth\n               and"),
+    Mutation("gathering.pyx", "no deferral when too few are there to relaunch to",
+             "if self.members.launchable_count < self.policy.relaunch_needs():", "if False:"),
+    Mutation("gathering.pyx", "a relaunch forgets the payloads it discards",
+             "        for payload in round.free_pushes():\n            "
+             "self.emit(act.Release(payload))\n        round.launch",
+             "        round.free_pushes()\n        round.launch"),
+    Mutation("gathering.pyx", "a carried delta one version too old",
+             "if lag > self.policy.max_carry_lag:", "if lag > self.policy.max_carry_lag + 1:"),
+    Mutation("gathering.pyx", "no discount for lag",
+             "pow(self.policy.carry_gamma, <double>lag)", "1.0"),
+    Mutation("gathering.pyx", "contributions in order of arrival",
+             "(c.learner, c.generation, not c.carried)", "0"),
+    Mutation("gathering.pyx", "grace is armed again at every event",
+             "if quorum and round.quorum_ns == NEVER:", "if quorum:"),
+    Mutation("gathering.pyx", "an answered slot shrinks out of a capacity round",
+             "slot.member is dead and not round.answers(slot)", "slot.member is dead"),
+    Mutation("gathering.pyx", "recovery replay for a slot that has its push",
+             "slot.member is dead and slot.push is None", "slot.member is dead"),
+    Mutation("gathering.pyx", "a fixed roster pulls those again who have answered",
+             "slot = round.slots[member.learner]\n            if slot.push is None:\n"
+             "                missing", "slot = round.slots[member.learner]\n            if True:\n"
+             "                missing"),
+    Mutation("gathering.pyx", "a relaunched round is not looked at again",
+             "return self.settle(round) ", "return 0 "),
+]
+ADMISSION = [
+    Mutation("admission.pyx", "a push against the current version is of the future",
+             "if event.base > round.base:", "if event.base >= round.base:"),
+    Mutation("admission.pyx", "a push exactly at the limit is stale",
+             "round.base - event.base > self.policy.max_base_lag",
+             "round.base - event.base >= self.policy.max_base_lag"),
+    Mutation("admission.pyx", "any generation may answer in a dynamic roster",
+             "not self.policy.fixed_roster and slot.member.generation != event.generation",
+             "False"),
+    Mutation("admission.pyx", "only the expected generation may answer in a fixed roster",
+             "not self.policy.fixed_roster and slot.member", "slot.member"),
+    Mutation("admission.pyx", "the last push of a learner wins",
+             "if slot.push is not None:\n            return \"Duplicate\"", "if False:\n"
+             "            return \"Duplicate\""),
+    Mutation("admission.pyx", "a push of another attempt is accepted",
+             " or round.attempt != event.attempt):\n            return \"OutOfRound\"",
+             "):\n            return \"OutOfRound\""),
+    Mutation("admission.pyx", "a push of another fragment is accepted",
+             "round.fragment != event.fragment or round.attempt", "round.attempt"),
+    Mutation("admission.pyx", "a stale second push takes the first one's slot away",
+             "if not round.answers(slot) and not", "if not"),
+    Mutation("admission.pyx", "a stale push releases its slot under an exact fold",
+             "and not self.policy.exact_fold:", "and True:"),
+    Mutation("admission.pyx", "a refused payload is kept",
+             "        self.emit(act.Release(event.payload))\n        self.warn",
+             "        self.warn"),
+    Mutation("admission.pyx", "a late push of a sender that has gone is carried",
+             "if self.members.find(event.learner, event.generation) is None:", "if False:"),
+    Mutation("admission.pyx", "a learner's delta is merged and carried",
+             "return not self.late.was_merged(event.step, event.learner)", "return True"),
+    Mutation("admission.pyx", "an accepted push does not feed the step-time estimate",
+             "member.observe(self.now_ns, event.local_step)", "pass"),
+]
+OTHERS = [
+    Mutation("carry.pyx", "a waiting push gives way to an older one",
+             "old is not None and push.base <= old.base", "False"),
+    Mutation("membership.pyx", "a leaving generation takes its successor's place away",
+             "if self.current[member.learner] is member:\n            self.current", "if True:\n"
+             "            self.current"),
+    Mutation("membership.pyx", "a pause without steps counts as one slow step",
+             "        self.sampled = True\n        self.sample_ns = now_ns",
+             "        if not self.sampled or local_step > self.sample_step:\n"
+             "            self.sample_ns = now_ns\n        self.sampled = True"),
+    Mutation("quorum.pyx", "the quorum deadline counts although quorum is there",
+             "    if quorum:\n        return",
+             "    if now_ns >= quorum_deadline_ns:\n        return Verdict.RELAUNCH\n"
+             "    if quorum:\n        return"),
+    Mutation("quorum.pyx", "a round closes with nothing to merge",
+             "if contributed and (answered", "if (answered"),
+    Mutation("quorum.pyx", "the last sync's time is not taken off the grace",
+             "since_launch_s - sync_s)\n    if", "since_launch_s)\n    if"),
+    Mutation("round.pyx", "an answered slot is counted twice",
+             "if not answered:\n            self.count_answer(slot)",
+             "if True:\n            self.count_answer(slot)"),
+    Mutation("policy.pyx", "the capacity quorum ignores --q-min",
+             "return (round.answered >= self.q_min and\n", "return (round.answered >= 1 and\n"),
+    Mutation("scheduler.pyx", "the tail of a superseded member is played",
+             "not member.held or not self.members.is_current(member):\n            return 0\n"
+             "        self.members.unhold",
+             "not member.held:\n            return 0\n        self.members.unhold"),
+    Mutation("scheduler.pyx", "a second catch-up of a member that is held",
+             "newer is not None and not newer.held and self.recovers",
+             "newer is not None and self.recovers"),
+    Mutation("scheduler.pyx", "a superseded generation initializes",
+             "or event.generation != self.members.newest[0] or", "or"),
+    Mutation("scheduler.pyx", "the last value of a fragment wins",
+             " or self.initialized[event.fragment]):", "):"),
+    Mutation("scheduler.pyx", "version T is broadcast",
+             "        if round.step == self.policy.total_steps:\n            "
+             "self.report_unsynced()", "        if round.step == self.policy.total_steps:\n"
+             "            self.emit(act.Broadcast(round.step, fragment, "
+             "self.members.current_keys()))\n            self.report_unsynced()"),
+    Mutation("scheduler.pyx", "a merge's payloads are kept",
+             "        for payload in round.free_all():\n            "
+             "self.emit(act.Release(payload))\n        return 0", "        return 0"),
+    Mutation("scheduler.pyx", "a member that reconnects is launchable before it is up to date",
+             "            return self.catch_up(member)\n", "            return 0\n"),
+    Mutation("scheduler.pyx", "the end keeps the payloads of open rounds",
+             "        for payload in self.free_everything():\n            "
+             "self.emit(act.Release(payload))\n        self.report_unsynced()",
+             "        self.free_everything()\n        self.report_unsynced()"),
+    Mutation("finishing.pyx", "an acknowledgement without the cut counts",
+             "step != self.step or (learner, generation) not in self.eligible",
+             "step != self.step"),
+    Mutation("finishing.pyx", "an acknowledgement of another step counts",
+             "if step != self.step or", "if"),
+    Mutation("scheduler.pyx", "the final cut goes out before the final state is written",
+             "if self.policy.final_state:", "if False:"),
+    Mutation("budget.pyx", "a report does not end a learner's lease",
+             "self.leases.pop(learner, None)", "pass"),
+]
+MUTATIONS = GATHERING + ADMISSION + OTHERS
