@@ -14,9 +14,8 @@ from weakref import WeakValueDictionary
 from ..config import Config
 from ..core import actions, events, invariants
 from ..core.scheduler import Scheduler
-from ..errors import ConfigError, NumericsError
+from ..errors import ConfigError
 from ..merge import FragmentStore
-from ..merge.correction import HelocoConstants
 from ..wire.constants import Msg
 from ..wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from ..wire.hello import Hello
@@ -29,6 +28,7 @@ from .image import Image
 from .ingest import Decoded, Ingest, Intake
 from .log import Log
 from .loop import Loop
+from .merging import Merging
 from .tape import Tape, TapeError
 from .workers import Job, Workers
 
@@ -58,7 +58,7 @@ class Driver:
         self.groups: dict[tuple[int, int], Group] = {}
         self.arrivals: dict[int, tuple[Channel, Hello]] = {}
         self.arrival = 0
-        self.prepared: dict[int, Any] = {}
+        self.merging: Merging | None = None
         self.images: WeakValueDictionary[tuple[int, int, int], Image] = WeakValueDictionary()
         self.digests: dict[int, str] = {}
         self.publish_ns: int | None = None
@@ -70,6 +70,8 @@ class Driver:
             actions.Admit: self._admit, actions.Refuse: self._refuse, actions.Close: self._close,
             actions.Release: self._release, actions.AdoptInit: self._adopt_init,
             actions.CatchUp: self._catch_up, actions.Pull: self._pull,
+            actions.Park: self._park, actions.Unpark: self._unpark,
+            actions.OpenFold: self._open_fold, actions.Fold: self._fold,
             actions.StartMerge: self._start_merge, actions.Publish: self._publish,
             actions.Broadcast: self._broadcast, actions.Save: self._save,
             actions.SendFinal: self._send_final, actions.SendShutdown: self._send_shutdown,
@@ -94,6 +96,8 @@ class Driver:
             return
         for action in self.scheduler.step(self.loop.now_ns(), event):
             self.carry_out[type(action)](action)
+        if type(event) is events.Push:
+            event.payload.settle()
         if self.check:
             invariants.check(self.scheduler)
 
@@ -124,19 +128,13 @@ class Driver:
 
     def _open_session(self, hello: Hello) -> None:
         config = self.config
-        self.store = FragmentStore(
-            hello.layout, lr=config.outer_lr, momentum=config.outer_momentum,
-            threads=config.merge_threads, outer_optimizer=config.outer_optimizer,
-            dn_period=config.dn_period, dn_activation=config.dn_activation,
-            delta_correction=config.delta_correction,
-            heloco=HelocoConstants(config.heloco_c_ok, config.heloco_k_s, config.heloco_k_d,
-                                   config.heloco_beta_max, config.heloco_kappa,
-                                   config.heloco_eps),
-            clip_norm=config.clip_norm, robust=config.robust, merge_stats=config.merge_stats)
+        self.merging = Merging(config, hello.layout, self.workers, self.loop, self)
+        self.store = self.merging.store
         self.session = hello
         depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
         self.pool = BufferPool(4 * hello.layout.largest * (config.learners * depth + 1))
-        self.ingest = Ingest(self.workers, self.pool, self, config.merge_threads)
+        self.ingest = Ingest(self.workers, self.pool, self, config.merge_threads,
+                             keep_wire=config.late_carry)
 
     def _admit(self, action: actions.Admit) -> None:
         channel, hello = self.arrivals.pop(action.connection)
@@ -245,6 +243,12 @@ class Driver:
     def _release(self, action: actions.Release) -> None:
         action.payload.release()
 
+    def _park(self, action: actions.Park) -> None:
+        action.payload.park()
+
+    def _unpark(self, action: actions.Unpark) -> None:
+        action.payload.unpark()
+
     def _adopt_init(self, action: actions.AdoptInit) -> None:
         decoded: Decoded = action.payload
         self.digests[action.fragment] = decoded.digest.hex()
@@ -252,33 +256,18 @@ class Driver:
         self.log.debug("fragment initialized", fragment=action.fragment,
                        elements=decoded.array.size, sha256=self.digests[action.fragment])
 
+    def _open_fold(self, action: actions.OpenFold) -> None:
+        self.merging.open_fold(action)
+
+    def _fold(self, action: actions.Fold) -> None:
+        self.merging.fold(action)
+
     def _start_merge(self, action: actions.StartMerge) -> None:
-        store, loop = self.store, self.loop
-        contributions = [(c.learner, c.generation, c.weight, c.payload.array)
-                         for c in action.contributions]
-
-        def run() -> tuple[Any, int, str | None]:
-            begun_ns = loop.now_ns()
-            try:
-                prepared = store.prepare(action.fragment, action.step, contributions)
-            except NumericsError as error:
-                return None, loop.now_ns() - begun_ns, str(error)
-            return prepared, loop.now_ns() - begun_ns, None
-
-        self.workers.submit(Job(run, lambda result, error: self._merged(action, result, error)))
-
-    def _merged(self, action: actions.StartMerge, result: Any, error: BaseException | None) -> None:
-        if error is not None:
-            self.fatal(error)
-        prepared, compute_ns, problem = result
-        if prepared is not None:
-            self.prepared[action.step] = prepared
-        gnorm = 0.0 if prepared is None else prepared.gnorm
-        self.handle(events.MergeDone(action.step, compute_ns, gnorm, problem))
+        self.merging.start(action)
 
     def _publish(self, action: actions.Publish) -> None:
         self.publish_ns = self.loop.now_ns()
-        self.store.publish(self.prepared.pop(action.step))
+        self.merging.publish(action.step)
         self.commits += 1
 
     def _save(self, action: actions.Save) -> None:
@@ -312,6 +301,8 @@ class Driver:
         fields = action.fields
         if fields.get("event") == "init":
             fields = fields | {"sha256": [self.digests.get(f) for f in sorted(self.digests)]}
+        elif "fragment" in fields and (stats := self.merging.stats.pop(fields["step"], None)):
+            fields = fields | {"stats": stats}
         try:
             self.tape.write(fields)
         except TapeError as error:
@@ -327,6 +318,5 @@ class Driver:
         for channel, _ in self.arrivals.values():
             channel.close()
         self.arrivals.clear()
-        for prepared in self.prepared.values():
-            self.store.discard(prepared)
-        self.prepared.clear()
+        if self.merging is not None:
+            self.merging.close()

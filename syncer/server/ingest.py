@@ -32,19 +32,68 @@ DECODERS = {
 
 
 class Decoded:
-    """Payload of an INIT or PUSH: f32 values of one fragment; `pool` is None if not borrowed."""
+    """Payload of an INIT or PUSH: f32 values of one fragment; `pool` is None if not borrowed.
 
-    __slots__ = ("array", "digest", "pool")
+    The memory goes back to the pool when the scheduler has released it and no worker uses it. A
+    late push that waits for another round is parked: only its bytes as received are kept.
+    """
 
-    def __init__(self, pool: BufferPool | None, array: np.ndarray):
+    __slots__ = ("array", "decode", "digest", "numel", "pool", "released", "tensor", "users")
+
+    def __init__(self, pool: BufferPool | None, array: np.ndarray,
+                 tensor: memoryview | None = None, decode: Callable[..., int] | None = None):
         self.pool = pool
-        self.array = array
+        self.array: np.ndarray | None = array
+        self.numel = array.size
+        self.tensor = tensor
+        """The wire bytes, while a push may still be parked, or is."""
+        self.decode = decode
         self.digest: bytes | None = None
         """SHA-256 of the wire bytes, of an INIT only."""
+        self.users = 0
+        self.released = False
+
+    def values(self) -> np.ndarray:
+        """The f32 values; on a worker, decoded anew if the payload was parked."""
+        if self.tensor is not None:
+            self.decode(self.tensor, self.array, True, 1)
+            self.tensor = None
+        return self.array
+
+    def borrow(self) -> None:
+        """A worker is going to use the values; `give_back` when it has."""
+        self.users += 1
+
+    def give_back(self) -> None:
+        """The worker is done with the values."""
+        self.users -= 1
+        self._free_if_unused()
 
     def release(self) -> None:
-        if self.pool is not None:
-            self.pool.give_back(self.array)
+        """The scheduler needs the payload no more."""
+        self.released = True
+        self._free_if_unused()
+
+    def settle(self) -> None:
+        """The scheduler has judged the push: unless it parked it, the wire copy has no use."""
+        if self.array is not None:
+            self.tensor = None
+
+    def park(self) -> None:
+        """Keep the wire bytes only."""
+        self.pool.give_back(self.array)
+        self.array = None
+
+    def unpark(self) -> None:
+        """Memory for the values; whoever needs them first decodes them."""
+        self.array = self.pool.take(self.numel)
+
+    def _free_if_unused(self) -> None:
+        if self.released and not self.users:
+            self.tensor = None
+            if self.pool is not None and self.array is not None:
+                self.pool.give_back(self.array)
+            self.array = None
 
 
 class Pending:
@@ -79,8 +128,11 @@ class Ingest:
     on, and `host.fatal(error)` for a defect of this program.
     """
 
-    def __init__(self, workers: Workers, pool: BufferPool, host: Any, threads: int):
+    def __init__(self, workers: Workers, pool: BufferPool, host: Any, threads: int,
+                 keep_wire: bool = False):
         self.workers, self.pool, self.host, self.threads = workers, pool, host, threads
+        self.keep_wire = keep_wire
+        """A late push may be parked: keep its bytes until the scheduler has judged it."""
 
     def frame(self, group: Group, kind: int, payload: Any) -> None:
         """One frame of a group. Raises RemoteProtocolError with the text of the ERROR."""
@@ -127,7 +179,8 @@ class Ingest:
         generation, decode = group.generation, DECODERS[group.hello.dtype]
         tensor = push.delta
         numel = group.hello.layout.fragments[push.fragment].numel
-        decoded = Decoded(self.pool, self._memory(lambda: self.pool.take(numel)))
+        decoded = Decoded(self.pool, self._memory(lambda: self.pool.take(numel)),
+                          tensor if self.keep_wire else None, decode)
         head = push[1:-1]
 
         def run() -> int:

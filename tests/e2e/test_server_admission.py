@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncer.errors import ConfigError
-from syncer.server import admission, driver
+from syncer.server import admission, merging
 from syncer.wire import encode, messages
 from syncer.wire.constants import DTYPE_BF16, HASH_BYTES, Msg
 from syncer.wire.session import rl_contract
@@ -98,14 +98,14 @@ def test_ids_and_sessions(tmp_path):
 
 
 def test_a_layout_that_cannot_be_merged_is_refused_and_fixes_no_session(tmp_path, monkeypatch):
-    real = driver.FragmentStore
+    real = merging.FragmentStore
 
     def store(layout, **constants):
         if layout.largest == 5:
             raise ConfigError("no such merge mode")
         return real(layout, **constants)
 
-    monkeypatch.setattr(driver, "FragmentStore", store)
+    monkeypatch.setattr(merging, "FragmentStore", store)
     with ServerThread(tmp_path) as server:
         assert refused(server.port, layout=layout_of((5,))) == "invalid HELLO: no such merge mode"
         finish_alone(ScriptedLearner(server.port, 0, SMALL))

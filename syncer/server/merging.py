@@ -1,0 +1,186 @@
+"""Merges of open rounds on the workers: batches, folds, and results that wait to be published.
+
+It must not decide when a round closes or what counts; it keeps the scheduler's order where bits
+depend on it: pushes enter a fold one at a time, as the `Fold` actions came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..config import Config
+from ..core import actions, events
+from ..core.layout import ISO, Layout
+from ..errors import ConfigError, NumericsError
+from ..merge import FragmentStore
+from ..merge.correction import HelocoConstants
+from ..merge.folds import Fold
+from ..merge.versions import FragmentVersion
+from .ingest import Decoded
+from .workers import Job, Workers
+
+
+class FoldWork:
+    """The fold of one round attempt, and the jobs that use it: one at a time, in order."""
+
+    __slots__ = ("attempt", "busy", "dropped", "fold", "given", "jobs")
+
+    def __init__(self, attempt: int, fold: Fold):
+        self.attempt = attempt
+        self.fold = fold
+        self.jobs: deque[Job] = deque()
+        self.busy = False
+        self.dropped = False
+        self.given: dict[actions.Member, deque[actions.Contribution]] = {}
+        """Pushes handed to the fold and not yet in its sums; an exact fold keeps early ones."""
+
+
+class Merging:
+    """The fragments of a run and everything that is computed on them.
+
+    `host.handle(event)` gets `Folded` and `MergeDone`; `host.fatal(error)` a defect of this
+    program. Raises `ConfigError` for a layout that this configuration cannot merge.
+    """
+
+    def __init__(self, config: Config, layout: Layout, workers: Workers, loop: Any, host: Any):
+        self.workers, self.loop, self.host = workers, loop, host
+        self.store = FragmentStore(
+            layout, lr=config.outer_lr, momentum=config.outer_momentum,
+            threads=config.merge_threads, outer_optimizer=config.outer_optimizer,
+            dn_period=config.dn_period, dn_activation=config.dn_activation,
+            delta_correction=config.delta_correction,
+            heloco=HelocoConstants(config.heloco_c_ok, config.heloco_k_s, config.heloco_k_d,
+                                   config.heloco_beta_max, config.heloco_kappa,
+                                   config.heloco_eps),
+            clip_norm=config.clip_norm, robust=config.robust, merge_stats=config.merge_stats)
+        self.kind = config.fold
+        for index, fragment in enumerate(layout.fragments):
+            if self.kind == "exact" and fragment.merge_mode == ISO:
+                raise ConfigError(f"fragment {index} is iso, and this server runs with --fold "
+                                  "exact, which allows avg and rda only")
+        self.folds: dict[int, FoldWork] = {}
+        self.prepared: dict[int, Any] = {}
+        self.stats: dict[int, Any] = {}
+
+    # ---------------------------------------------------------------------------------- folds
+    def open_fold(self, action: actions.OpenFold) -> None:
+        """An empty fold for the round; one that a relaunch leaves behind is dropped."""
+        old = self.folds.get(action.step)
+        if old is not None:
+            self._drop(old)
+        self.folds[action.step] = FoldWork(
+            action.attempt, self.store.fold(action.fragment, self.kind, action.learners))
+
+    def fold(self, action: actions.Fold) -> None:
+        """Add a push behind those that came before it."""
+        work, push = self.folds[action.step], action.contribution
+        member = push.learner, push.generation
+        push.payload.borrow()
+        work.given.setdefault(member, deque()).append(push)
+
+        def run() -> list[actions.Member]:
+            return work.fold.add(*member, push.weight, push.payload.values)
+
+        self._enqueue(work, Job(run, lambda *done: self._folded(action.step, work, *done)))
+
+    def _folded(self, step: int, work: FoldWork, members: list[actions.Member] | None,
+                error: BaseException | None) -> None:
+        if error is not None:
+            self.host.fatal(error)
+        for member in members:
+            waiting = work.given[member]
+            push = waiting.popleft()
+            if not waiting:
+                del work.given[member]
+            push.payload.give_back()
+            self.host.handle(events.Folded(step, work.attempt, push.learner, push.carried))
+        if work.dropped:
+            self._forget(work)
+        else:
+            self._next(work)
+
+    def _enqueue(self, work: FoldWork, job: Job) -> None:
+        work.jobs.append(job)
+        if not work.busy:
+            self._next(work)
+
+    def _next(self, work: FoldWork) -> None:
+        work.busy = bool(work.jobs)
+        if work.busy:
+            self.workers.submit(work.jobs.popleft())
+
+    def _drop(self, work: FoldWork) -> None:
+        """Do no more of it; a push that is being added stays borrowed until that is done."""
+        work.dropped = True
+        work.jobs.clear()
+        if not work.busy:
+            self._forget(work)
+
+    @staticmethod
+    def _forget(work: FoldWork) -> None:
+        for waiting in work.given.values():
+            for push in waiting:
+                push.payload.give_back()
+        work.given.clear()
+
+    # --------------------------------------------------------------------------------- merges
+    def start(self, action: actions.StartMerge) -> None:
+        """Compute the next version of a fragment; the answer is `MergeDone`."""
+        if self.kind != "batch":
+            work = self.folds.pop(action.step)
+            self._enqueue(work, Job(
+                self._timed(lambda: self.store.prepare_fold(action.step, work.fold)),
+                lambda *done: self._merged(action, [], *done)))
+            return
+        payloads: list[Decoded] = [c.payload for c in action.contributions]
+        for payload in payloads:
+            payload.borrow()
+
+        def prepare() -> Any:
+            return self.store.prepare(
+                action.fragment, action.step,
+                [(c.learner, c.generation, c.weight, c.payload.values())
+                 for c in action.contributions])
+
+        self.workers.submit(Job(self._timed(prepare),
+                                lambda *done: self._merged(action, payloads, *done)))
+
+    def _timed(self, prepare: Callable[[], Any]) -> Callable[[], tuple[Any, int, str | None]]:
+        """(prepared, ns, None), or (None, ns, sentence) when the result is not finite."""
+        def run() -> tuple[Any, int, str | None]:
+            begun_ns = self.loop.now_ns()
+            try:
+                prepared = prepare()
+            except NumericsError as error:
+                return None, self.loop.now_ns() - begun_ns, str(error)
+            return prepared, self.loop.now_ns() - begun_ns, None
+
+        return run
+
+    def _merged(self, action: actions.StartMerge, payloads: list[Decoded], result: Any,
+                error: BaseException | None) -> None:
+        if error is not None:
+            self.host.fatal(error)
+        for payload in payloads:
+            payload.give_back()
+        prepared, compute_ns, problem = result
+        gnorm = 0.0
+        if prepared is not None:
+            self.prepared[action.step] = prepared
+            gnorm = prepared.gnorm
+            if prepared.stats is not None:
+                self.stats[action.step] = prepared.stats.record()
+        self.host.handle(events.MergeDone(action.step, compute_ns, gnorm, problem))
+
+    def publish(self, step: int) -> FragmentVersion:
+        """The result of this step becomes the current version of its fragment."""
+        return self.store.publish(self.prepared.pop(step))
+
+    def close(self) -> None:
+        """Let go of results that will never be published."""
+        for prepared in self.prepared.values():
+            self.store.discard(prepared)
+        self.prepared.clear()
+        self.folds.clear()
