@@ -99,6 +99,7 @@ class Learner:
             for f in range(len(self._fragments))))
         self._next_heartbeat_s = 0.0
         self._done = False
+        self._init = _InitProgress()
         try:
             self._client.start()
             if learner_id == 0:
@@ -156,9 +157,10 @@ class Learner:
         while missing := [i for i, f in enumerate(self._fragments) if f.anchor is None]:
             if session.phase is not Phase.TRAINING:
                 return self._status(applied, ())
+            self._offer_init()
             arrived = client.wait_for(
-                lambda: session.broadcasts or session.phase is not Phase.TRAINING,
-                deadline - time.monotonic())
+                lambda: session.broadcasts or session.phase is not Phase.TRAINING
+                or self._init_can_go_on(), deadline - time.monotonic())
             if not arrived:
                 raise SyncerError(f"no broadcast of fragments {missing} within {timeout_s:.0f} s: "
                                   "has the run started?")
@@ -204,6 +206,7 @@ class Learner:
         Broadcasts before pulls: a pull can overtake the broadcast it is based on.
         """
         applied = self._apply_broadcasts()
+        self._offer_init()
         answered = self._answer_pulls()
         self._send_heartbeat()
         return self._status(applied, answered)
@@ -248,26 +251,37 @@ class Learner:
     # --- start and end ---------------------------------------------------------------------------
 
     def _send_init(self) -> None:
-        """Learner 0's values of every fragment, in order; waits until the kernel has them.
+        """Learner 0's values of every fragment, in order; waits until the kernel has them."""
+        while self._init_is_wanted() and not self._init.all_sent(len(self._fragments)):
+            self._client.wait_for(lambda: self._init_can_go_on() or self._init.all_sent(
+                len(self._fragments)) or not self._init_is_wanted())
+            self._offer_init()
 
-        Two fragments are packed at a time. A connection that ends before has dropped some of
-        them, so they start again on the next one.
+    def _offer_init(self) -> None:
+        """Sends the next values of learner 0, two fragments under way at a time.
+
+        Until a first broadcast shows that the server has them, every new connection gets them from
+        the start: what the kernel took may not have arrived, or the server may be a fresh one, and
+        nobody else can bring them. A server that has them drops them.
         """
-        client, session = self._client, self._session
-        while True:
-            client.wait_for(lambda: client.connected)
-            receipts: list[Receipt] = []
-            for index, fragment in enumerate(self._fragments):
-                values = self._buffers.take(session.init_bytes(index))
-                fragment.pack_values(values)
-                receipts.append(client.send(session.init(index, values)))
-                self._buffers.lend(receipts[-1], values)
-                client.wait_for(lambda older=receipts[-2:][0]: older.settled)
-                if any(receipt.dropped for receipt in receipts):
-                    break
-            client.wait_for(lambda last=receipts[-1]: last.settled)
-            if all(receipt.sent for receipt in receipts):
-                return
+        session = self._session
+        while self._init_can_go_on():
+            index = self._init.begin(session.last_generation)
+            values = self._buffers.take(session.init_bytes(index))
+            self._fragments[index].pack_values(values)
+            receipt = self._client.send(session.init(index, values))
+            self._buffers.lend(receipt, values)
+            self._init.receipts.append(receipt)
+
+    def _init_is_wanted(self) -> bool:
+        session = self._session
+        return (session.learner == 0 and session.phase is Phase.TRAINING
+                and not any(session.accepted))
+
+    def _init_can_go_on(self) -> bool:
+        if not self._init_is_wanted() or not self._client.connected:
+            return False
+        return self._init.may_begin(self._session.last_generation, len(self._fragments))
 
     def _wait_for_cut(self, deadline: float, timeout_s: float) -> None:
         session, client = self._session, self._client
@@ -297,7 +311,7 @@ class Learner:
         if session.phase is not Phase.TRAINING:
             return session.final_cut() is not None
         due = session.due_pulls()
-        return bool(session.broadcasts) or bool(
+        return bool(session.broadcasts) or self._init_can_go_on() or bool(
             due and self._client.has_room(session.push_bytes(due[0].fragment)))
 
     def _acknowledge(self, deadline: float) -> None:
@@ -316,6 +330,36 @@ class Learner:
                 raise SyncerError(
                     f"FINAL_ACK could not be sent within {ACK_TIMEOUT_S:.0f} s: not connected; "
                     "the parameters are the final ones nevertheless")
+
+
+class _InitProgress:
+    """How far the initial values have got on the newest connection."""
+
+    UNDER_WAY_MAX = 2
+
+    def __init__(self):
+        self.generation = 0
+        self.receipts: list[Receipt] = []
+        """Of each fragment handed to this connection, in order."""
+
+    def may_begin(self, generation: int, fragments: int) -> bool:
+        """Whether one more fragment may be packed: never more than two wait for the network."""
+        if generation != self.generation:
+            return True
+        return len(self.receipts) < fragments and all(
+            receipt.settled for receipt in self.receipts[:1 - self.UNDER_WAY_MAX])
+
+    def begin(self, generation: int) -> int:
+        """The next fragment; a new connection starts at 0."""
+        if generation != self.generation:
+            self.generation = generation
+            self.receipts = []
+        return len(self.receipts)
+
+    def all_sent(self, fragments: int) -> bool:
+        """The kernel has the values of every fragment."""
+        return len(self.receipts) == fragments and all(
+            receipt.sent for receipt in self.receipts)
 
 
 class _SendBuffers:

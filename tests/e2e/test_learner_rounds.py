@@ -161,10 +161,27 @@ def test_an_init_that_was_cut_off_starts_again(server, quick):
     start().close()
 
 
-def test_an_init_that_was_handed_over_is_not_repeated(server, quick):
+def test_an_init_is_repeated_until_a_broadcast_shows_that_it_arrived(server, quick):
+    """The kernel took the first one, but the server that got it is gone."""
+    with learner_of(server, model()) as learner:
+        first = server.accept()
+        inits = first.receive_inits()
+        first.close()
+        waiting = in_thread(lambda: learner.finish())
+        second = server.accept()
+        assert second.receive_inits() == inits
+        for fragment in range(len(learner.layout.fragments)):
+            second.bcast(fragment, 0, flat(learner, model(1), fragment))
+        send_cut(second, learner, model(2), 1)
+        assert waiting().finished
+
+
+def test_an_init_is_not_repeated_once_the_server_has_it(server, quick):
     with learner_of(server, model()) as learner:
         first = server.accept()
         first.receive_inits()
+        first.bcast(0, 0, flat(learner, model(1), 0))
+        step_until(learner, lambda s: s.applied)
         first.close()
         second = server.accept()
         second.bcast(0, 0, flat(learner, model(1), 0))
