@@ -167,7 +167,7 @@ def test_an_init_is_repeated_until_a_broadcast_shows_that_it_arrived(server, qui
         first = server.accept()
         inits = first.receive_inits()
         first.close()
-        waiting = in_thread(lambda: learner.finish())
+        waiting = in_thread(learner.finish)
         second = server.accept()
         assert second.receive_inits() == inits
         for fragment in range(len(learner.layout.fragments)):
