@@ -16,12 +16,12 @@ from ..core import actions, events, invariants
 from ..core.scheduler import Scheduler
 from ..errors import ConfigError
 from ..merge import FragmentStore
+from ..merge.buffers import BufferPool
 from ..wire.constants import Msg
 from ..wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from ..wire.hello import Hello
 from ..wire.messages import Manifest, Pull
 from .admission import Admission
-from .buffers import BufferPool
 from .conn import Channel, Group
 from .final_state import write_final_state
 from .image import Image
@@ -52,7 +52,8 @@ class Driver:
         self.check = os.environ.get("SYNCER_CHECK", "") not in ("", "0")
         self.admission: Admission | None = None
         self.ingest: Ingest | None = None
-        self.pool: BufferPool | None = None
+        self.pool = BufferPool()
+        self.image_pool = BufferPool()
         self.session: Hello | None = None
         self.store: FragmentStore | None = None
         self.groups: dict[tuple[int, int], Group] = {}
@@ -132,7 +133,10 @@ class Driver:
         self.store = self.merging.store
         self.session = hello
         depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
-        self.pool = BufferPool(4 * hello.layout.largest * (config.learners * depth + 1))
+        # Spares: a push per learner and round in flight, and two bf16 images of the next commits.
+        fragment_bytes = 4 * hello.layout.largest
+        self.pool.spare_bytes_max = fragment_bytes * (config.learners * depth + 1)
+        self.image_pool.spare_bytes_max = fragment_bytes
         self.ingest = Ingest(self.workers, self.pool, self, config.merge_threads,
                              keep_wire=config.late_carry)
 
@@ -185,7 +189,8 @@ class Driver:
         key = int(kind), fragment, version.version
         image = self.images.get(key)
         if image is None:
-            image = self.images[key] = Image(kind, version, self.session.dtype)
+            image = self.images[key] = Image(kind, version, self.session.dtype,
+                                             self.image_pool)
         return image
 
     def _group(self, member: actions.Member, what: str) -> Group | None:

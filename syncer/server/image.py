@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ..kernels import encode_bf16
+from ..merge.buffers import BufferPool
 from ..wire.constants import DTYPE_F32, Msg, bulk_dtype
 from ..wire.encode import bcast_head, final_head
 
@@ -19,12 +18,13 @@ class Image:
     """A BCAST_FRAGMENT or FINAL_FRAGMENT: `kind`, `fragment`, `version`, `head`, `body`.
 
     `source` is a published fragment version (`.fragment .version .params`). Bytes of `body` up to
-    `n` may be read after `ready(n)`. Keep the image, not its body: it keeps the memory from reuse.
+    `n` may be read after `ready(n)`. Encoded bytes land in memory of `pool`, which has it back when
+    the last view is gone.
     """
 
     __slots__ = ("__weakref__", "body", "encoded", "fragment", "head", "kind", "source", "version")
 
-    def __init__(self, kind: Msg, source: Any, dtype: int):
+    def __init__(self, kind: Msg, source: Any, dtype: int, pool: BufferPool):
         self.kind = kind
         self.source = source
         self.fragment: int = source.fragment
@@ -35,7 +35,8 @@ class Image:
             self.body = memoryview(source.params).cast("B")
             self.encoded = len(self.body)
         else:
-            self.body = memoryview(np.empty(2 * source.params.size, np.uint8))
+            numel = len(source.params)
+            self.body = memoryview(pool.take((numel + 1) // 2)).cast("B")[: 2 * numel]
             self.encoded = 0
 
     def ready(self, end: int) -> None:

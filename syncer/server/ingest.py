@@ -15,9 +15,9 @@ import numpy as np
 from .. import kernels
 from ..core import events
 from ..errors import RemoteProtocolError
+from ..merge.buffers import BufferPool
 from ..wire import messages
 from ..wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
-from .buffers import BufferPool
 from .conn import Group
 from .workers import Job, Workers
 
@@ -32,19 +32,21 @@ DECODERS = {
 
 
 class Decoded:
-    """Payload of an INIT or PUSH: f32 values of one fragment; `pool` is None if not borrowed.
+    """Payload of an INIT or PUSH: f32 values of one fragment, in memory of a pool.
 
-    The memory goes back to the pool when the scheduler has released it and no worker uses it. A
-    late push that waits for another round is parked: only its bytes as received are kept.
+    They go when the scheduler has released them and no worker uses them; the memory is used again
+    when the last view of it is gone. A late push that waits for another round is parked: only its
+    bytes as received are kept.
     """
 
     __slots__ = ("array", "decode", "digest", "numel", "pool", "released", "tensor", "users")
 
-    def __init__(self, pool: BufferPool | None, array: np.ndarray,
-                 tensor: memoryview | None = None, decode: Callable[..., int] | None = None):
+    def __init__(self, pool: BufferPool, numel: int, tensor: memoryview | None = None,
+                 decode: Callable[..., int] | None = None):
         self.pool = pool
-        self.array: np.ndarray | None = array
-        self.numel = array.size
+        self.numel = numel
+        self.array: np.ndarray | None = None
+        self._allocate()
         self.tensor = tensor
         """The wire bytes, while a push may still be parked, or is."""
         self.decode = decode
@@ -81,19 +83,18 @@ class Decoded:
 
     def park(self) -> None:
         """Keep the wire bytes only."""
-        self.pool.give_back(self.array)
         self.array = None
 
     def unpark(self) -> None:
         """Memory for the values; whoever needs them first decodes them."""
-        self.array = self.pool.take(self.numel)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        self.array = np.frombuffer(self.pool.take(self.numel), np.float32)
 
     def _free_if_unused(self) -> None:
         if self.released and not self.users:
-            self.tensor = None
-            if self.pool is not None and self.array is not None:
-                self.pool.give_back(self.array)
-            self.array = None
+            self.tensor = self.array = None
 
 
 class Pending:
@@ -162,9 +163,7 @@ class Ingest:
         who = group.learner, group.generation
         decode = DECODERS[bulk_dtype(group.hello.dtype)]
         tensor, threads = init.tensor, self.threads
-        # Not borrowed: the first value of a fragment becomes its version 0 and stays.
-        numel = group.hello.layout.fragments[init.fragment].numel
-        decoded = Decoded(None, self._memory(lambda: np.empty(numel, np.float32)))
+        decoded = self._decoded(group, init.fragment)
 
         def run() -> int:
             if decoded.digest is None:
@@ -178,9 +177,7 @@ class Ingest:
     def _push(self, group: Group, push: messages.Push) -> None:
         generation, decode = group.generation, DECODERS[group.hello.dtype]
         tensor = push.delta
-        numel = group.hello.layout.fragments[push.fragment].numel
-        decoded = Decoded(self.pool, self._memory(lambda: self.pool.take(numel)),
-                          tensor if self.keep_wire else None, decode)
+        decoded = self._decoded(group, push.fragment, tensor if self.keep_wire else None, decode)
         head = push[1:-1]
 
         def run() -> int:
@@ -190,18 +187,18 @@ class Ingest:
                           lambda payload: events.Push(push.learner, generation, *head, payload))
         self._submit(group, pending, run, None)
 
-    @staticmethod
-    def _memory(allocate: Callable[[], np.ndarray]) -> np.ndarray:
+    def _decoded(self, group: Group, fragment: int, tensor: memoryview | None = None,
+                 decode: Callable[..., int] | None = None) -> Decoded:
         """Memory for a payload; the peer whose layout does not fit this machine is refused."""
         try:
-            return allocate()
+            return Decoded(self.pool, group.hello.layout.fragments[fragment].numel, tensor, decode)
         except MemoryError as error:
             raise RemoteProtocolError(f"cannot decode a payload: {error}") from None
 
     def _submit(self, group: Group, pending: Pending, run: Callable[[], int], pair: Any) -> None:
         intake: Intake = group.work
         intake.pending.append(pending)
-        if pair is None and pending.decoded.array.size <= INLINE_ELEMENTS_MAX:
+        if pair is None and pending.decoded.numel <= INLINE_ELEMENTS_MAX:
             self._done(group, pending, run(), None)
             return
         if len(intake.pending) >= DECODING_MAX:

@@ -1,4 +1,4 @@
-"""Small parts of the server: loop, workers, buffers, log, tape, final state."""
+"""Small parts of the server: loop, workers, log, tape, final state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 import numpy as np
 import pytest
 
-from syncer.server.buffers import BufferPool
 from syncer.server.final_state import write_final_state
 from syncer.server.log import Log
 from syncer.server.loop import POSTED_PER_TURN, READ, Handler, Loop
@@ -162,33 +161,6 @@ def test_closing_drops_what_has_not_begun(loop):
     gate.set()
     closing.join()
     assert ran == [1]
-
-
-# -------------------------------------------------------------------------------------- buffers
-def test_buffers_are_used_again_and_free_memory_is_bounded():
-    pool = BufferPool(free_bytes_max=4 * 250)
-    arrays = [pool.take(100) for _ in range(3)]
-    assert pool.lent == 3
-    memory = {array.ctypes.data for array in arrays}
-    for array in arrays:
-        pool.give_back(array)
-    assert pool.lent == 0
-    assert pool.free_bytes == 800
-    again = pool.take(90)
-    assert again.size == 90
-    assert again.ctypes.data in memory
-    pool.give_back(again)
-    assert pool.take(40).ctypes.data not in memory, "more than half of a buffer would lie idle"
-    assert pool.take(101).ctypes.data not in memory
-
-
-def test_the_buffer_that_fits_best_is_taken():
-    pool = BufferPool(free_bytes_max=10**6)
-    large, small = pool.take(150), pool.take(110)
-    at = small.ctypes.data
-    pool.give_back(large)
-    pool.give_back(small)
-    assert pool.take(100).ctypes.data == at
 
 
 # ------------------------------------------------------------------------------------------ log
