@@ -10,7 +10,7 @@ Switches (environment):
   SYNCER_COVERAGE=1                   gcov and Cython line tracing
   SYNCER_NO_OPENMP=1                  the serial twin of every parallel pass
 
-`setup.py harness` builds build/harness-MACHINE instead: the kernels and csrc/harness.c as one static
+`setup.py harness` builds build/harness-MACHINE instead: the kernels with csrc/harness.c as a static
 program for a host without Python.
 
 An incremental build redoes what changed: a .pyx or .pxd (Cython's own dependencies), a .c or .h of

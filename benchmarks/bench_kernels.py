@@ -27,6 +27,7 @@ MIB = 1 << 20
 LARGE = 16 * MIB  # elements: 64 MiB of f32, far larger than the caches
 SMALL = 1 << 18  # elements: 1 MiB of f32, inside the second-level cache or just outside
 RNG = np.random.default_rng(7)
+pytestmark = pytest.mark.timeout(1800)
 FAMILIES = ("sha256", "codec", "blend", "reduce")
 
 
