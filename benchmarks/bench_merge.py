@@ -5,9 +5,13 @@ Every figure is a ratio to a reference timed in interleaved pairs of the same ru
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter_ns
+
 import numpy as np
 import pytest
 
+from benchmarks import merge_round
 from benchmarks.pairs import ratio
 from syncer.config import available_cores
 from syncer.core.layout import AVG, FragmentLayout, Layout
@@ -79,3 +83,91 @@ def test_many_small_tensors_cost_no_python(benchmark):
     benchmark.pedantic(call, rounds=3)
     report(benchmark, f"{tensors} tensors of 256, against one tensor", pair)
     assert pair.ratio > 0.2
+
+
+MI = 1 << 20
+LAYOUTS = {
+    "one tensor of 64 Mi": [64 * MI],
+    "64 tensors of 1 Mi": [MI] * 64,
+}
+
+
+def copy_on(threads: int, n: int):
+    """A copy of n f32 into memory that was used before, each thread a part."""
+    source, target = np.ones(n, F32), np.zeros(n, F32)
+    cuts = range(0, n + 1, n // threads)
+    pool = ThreadPoolExecutor(threads)
+
+    def part(first: int, end: int) -> None:
+        np.copyto(target[first:end], source[first:end])
+
+    def call() -> None:
+        list(pool.map(part, cuts[:-1], cuts[1:]))
+
+    return call
+
+
+@pytest.mark.parametrize(("layout", "alignment"), [
+    *(("one tensor of 64 Mi", alignment) for alignment in merge_round.ALIGNMENTS),
+    ("64 tensors of 1 Mi", "mixed"),
+])
+def test_round_against_numpy_and_the_copy_bandwidth(benchmark, layout, alignment):
+    """rda + HeLoCo + Nesterov, 4 learners x 64 Mi parameters, all cores (at most 2)."""
+    numels, threads = LAYOUTS[layout], min(2, available_cores())
+    given = merge_round.inputs(numels, alignment)
+    call = merge_round.ours(numels, given, threads)
+    numpy_call = merge_round.rounds_of(numels, given, merge_round.NumpyLibrary)
+    assert call() == pytest.approx(numpy_call(), rel=1e-5)
+    against = ratio(numpy_call, call, rounds=3)
+    copying = ratio(copy_on(threads, sum(numels)), call, rounds=5)
+    bound_ns = (merge_round.bytes_moved(numels, alignment) / (8 * sum(numels))
+                * copying.reference_ns)
+    benchmark.pedantic(call, rounds=1)
+    report(benchmark, f"round, {layout}, {alignment}, {threads} threads, against NumPy", against)
+    share = bound_ns / copying.ours_ns
+    benchmark.extra_info["share_of_bound"] = share
+    print(f"  {share:.2f} of the bound: {copying.ours_ns / 1e6:.1f} ms against "
+          f"{bound_ns / 1e6:.1f} ms")
+    assert against.ratio > 1.0
+
+
+@pytest.mark.parametrize("alignment", list(merge_round.ALIGNMENTS))
+def test_round_against_torch(benchmark, alignment):
+    """The same against torch on as many threads; needs the extra `torch`."""
+    torch = pytest.importorskip("torch")
+    numels, threads = LAYOUTS["one tensor of 64 Mi"], min(2, available_cores())
+    params, momentum, weights, gradients = given = merge_round.inputs(numels, alignment)
+    call = merge_round.ours(numels, given, threads)
+    torch.set_num_threads(threads)
+    in_torch = (torch.from_numpy(params), torch.from_numpy(momentum), weights,
+                [torch.from_numpy(g) for g in gradients])
+    torch_call = merge_round.rounds_of(numels, in_torch, merge_round.TorchLibrary)
+    assert call() == pytest.approx(torch_call(), rel=1e-5)
+    against = ratio(torch_call, call, rounds=3)
+    benchmark.pedantic(call, rounds=1)
+    report(benchmark, f"round, {alignment}, {threads} threads, against torch", against)
+    assert against.ratio > 1.0
+
+
+def per_parameter_ns(mi: int, learners: int) -> float:
+    """Best of a few runs of avg and Nesterov on one thread, per parameter."""
+    params, momentum, weights, gradients = merge_round.inputs([mi * MI], "kept", learners)
+    store = FragmentStore(Layout((FragmentLayout(AVG, (mi * MI,)),)), lr=LR, momentum=MU)
+    store.adopt(0, params, state={"momentum": momentum})
+    contributions = [(i, 1, w, g) for i, (w, g) in enumerate(zip(weights, gradients, strict=True))]
+    times = []
+    for _ in range(5):
+        start = perf_counter_ns()
+        store.discard(store.prepare(0, 1, contributions))
+        times.append(perf_counter_ns() - start)
+    return min(times[1:]) / (mi * MI)
+
+
+def test_cost_is_linear_in_parameters_and_learners(benchmark):
+    """1 to 64 Mi parameters with 4 learners, and 1 to 32 learners with 4 Mi: printed."""
+    sizes = {mi: per_parameter_ns(mi, 4) for mi in (1, 4, 16, 64)}
+    learners = {m: per_parameter_ns(4, m) for m in (1, 2, 8, 32)}
+    benchmark.pedantic(lambda: None, rounds=1)
+    print("\nns per parameter, 4 learners:", {k: round(v, 3) for k, v in sizes.items()})
+    print("ns per parameter, 4 Mi, by learners:", {k: round(v, 3) for k, v in learners.items()})
+    benchmark.extra_info.update(sizes=sizes, learners=learners)

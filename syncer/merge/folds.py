@@ -45,7 +45,7 @@ class Fold:
     def __init__(self, sums: passes.FoldSums, *, fragment: int, base: int,
                  momentum: Buffer | None, heloco: Sequence[float] | None,
                  clip_norm: float | None, stats: bool):
-        self.sums = sums
+        self.sums: passes.FoldSums | None = sums
         self.fragment = fragment
         self.base = base
         """Version of the fragment whose momentum corrects the pushes."""
@@ -57,6 +57,10 @@ class Fold:
         self._heloco = heloco
         self._clip_norm = clip_norm
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Gives the sums and the momentum back; only the members and statistics stay."""
+        self.sums = self._momentum = None
 
     @property
     def pushes(self) -> int:
@@ -83,6 +87,8 @@ class Fold:
         raise NotImplementedError
 
     def _fold(self, member: Member, factor: float, weight: float, gradient: Gradient) -> None:
+        if self.sums is None:
+            raise InvariantViolation(f"the fold of fragment {self.fragment} is closed")
         array = gradient() if callable(gradient) else gradient
         clip = norm = 1.0
         if self._clip_norm is not None or self.stats is not None:

@@ -175,11 +175,13 @@ class FragmentStore:
         return fold
 
     def prepare_fold(self, step: int, fold: Fold) -> Prepared:
-        """Closes a fold like `prepare` a batch; the fold itself is only read.
+        """Merges what was folded, like `prepare` a batch, and closes the fold.
 
         Raises NumericsError `fold incomplete` for an exact fold that closes short, or one without a
-        push; InvariantViolation if its fragment has another version by now.
+        push; InvariantViolation if it is closed, or its fragment has another version by now.
         """
+        if fold.sums is None:
+            raise InvariantViolation(f"the fold of fragment {fold.fragment} is closed")
         fold.check_complete()
         current = self.current(fold.fragment).version
         if current != fold.base:
@@ -187,7 +189,9 @@ class FragmentStore:
                 f"the fold of fragment {fold.fragment} was opened at version {fold.base}, "
                 f"which is {current} by now")
         source = {"gradients": [], "weights": [], "fold": fold.sums, "fold_scale": fold.scale}
-        return self._prepare(fold.fragment, step, fold.members, source, fold.stats)
+        prepared = self._prepare(fold.fragment, step, fold.members, source, fold.stats)
+        fold.close()
+        return prepared
 
     def _prepare(self, fragment: int, step: int, members: Sequence[Member], source: dict[str, Any],
                  folded: list[LearnerSums] | None = None) -> Prepared:

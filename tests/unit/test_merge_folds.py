@@ -107,6 +107,18 @@ def test_settings_that_need_every_push_at_once_are_refused():
         store_of().fold(0, "lazy")
 
 
+def test_a_fold_is_used_once():
+    store = store_of(RDA)
+    fold = store.fold(0, "streaming")
+    fold.add(0, 1, 1.0, gradient(1))
+    store.publish(store.prepare_fold(1, fold))
+    assert store.live_buffers == 2  # neither sums nor the old momentum are held
+    with pytest.raises(InvariantViolation, match="closed"):
+        fold.add(1, 1, 1.0, gradient(1))
+    with pytest.raises(InvariantViolation, match="closed"):
+        store.prepare_fold(2, fold)
+
+
 def test_iso_fragments_can_stream():
     rng = np.random.default_rng(0)
     grads = [rng.standard_normal(6).astype(F32) for _ in range(3)]
