@@ -235,6 +235,9 @@ cdef class Scheduler(Admission):
         cdef Member member = self.members.find(event.learner, event.generation)
         if member is None or not member.held or not self.members.is_current(member):
             return 0
+        if len(event.delivered) != self.fragments:
+            raise InvariantViolation(f"{event} names {len(event.delivered)} versions, the session "
+                                     f"has {self.fragments} fragments")
         self.members.unhold(member, tuple(event.delivered))
         return self.tail(member) if self.phase == Phase.RUNNING else 0
 
@@ -409,7 +412,8 @@ cdef class Scheduler(Admission):
         if event.steps != self.policy.budget_steps:
             return self.end(FAILED, f"{who}: expected {self.policy.budget_steps} steps, as "
                             "--learner-budget-steps says")
-        if event.generation != self.members.newest[event.learner]:
+        if not (0 <= event.learner < self.policy.learners
+                and event.generation == self.members.newest[event.learner]):
             return self.end(FAILED, f"{who} comes from generation {event.generation}, which has "
                             "been superseded")
         if self.phase == Phase.WAITING:
