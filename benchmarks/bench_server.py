@@ -271,8 +271,9 @@ class Fleet:
                                  1, 1, b"")
             (frame,) = encode.chunk_message(Msg.PUSH_FRAGMENT, encode.push_head(push), body,
                                             self.step)
-            sock.sendall(frame[0])
-            sock.sendall(frame[1])
+            head, tensor = frame
+            sent = sock.sendmsg(frame)
+            sock.sendall(tensor[sent - len(head):])
         for sock, buffer in zip(self.sockets, self.buffers, strict=True):
             assert receive(sock, buffer[: self.down[fragment]])
 
