@@ -35,7 +35,7 @@ ACTIONS = [
 
 def timeline(name: str) -> str:
     """The scenario whose file name starts with `name`, as a fenced block."""
-    (path,) = Path(__file__).parent.glob(f"{name}*.txt")
+    (path,) = Path(__file__).parent.glob(f"{name}_*.txt")
     text = path.read_text(encoding="utf-8")
     learners = int(re.search(r"learners=(\d+)", text)[1])
     rows = [row("ms", [f"learner {i}" for i in range(learners)], "server")]
