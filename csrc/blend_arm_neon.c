@@ -147,10 +147,9 @@ static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t 
     return lowest;
 }
 
-static inline __attribute__((always_inline)) size_t outer(enum sk_outer which, step_fn step, int states,
-                                                          const sk_outer_scalars *o,
-                                                          const sk_outer_arrays *a, size_t at,
-                                                          const float *g, size_t n) {
+static inline __attribute__((always_inline)) size_t outer(
+    enum sk_outer which, step_fn step, int states, const sk_outer_scalars *o,
+    const sk_outer_arrays *a, size_t at, const float *g, size_t n) {
     size_t bad = n, i = 0;
     const sk_outer_arrays arrays = *a; /* a local copy cannot alias the stores */
     const sk_outer_scalars scalars = *o;

@@ -6,6 +6,7 @@
 
 extern const sk_blend_variant sk_blend_portable;
 
+#define INLINE static inline __attribute__((always_inline))
 #define LOAD(p) _mm256_loadu_ps(p)
 #define STORE(p, v) _mm256_storeu_ps(p, v)
 #define MUL(a, b) _mm256_mul_ps(a, b)
@@ -95,9 +96,8 @@ static inline void put(float *out, __m256 v, int stream) {
 typedef __m256i (*step_fn)(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at, __m256 g,
                            int stream);
 
-static inline __attribute__((always_inline)) __m256i step_nesterov(const sk_outer_scalars *o,
-                                                                   const sk_outer_arrays *a,
-                                                                   size_t at, __m256 g, int stream) {
+INLINE __m256i step_nesterov(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
+                             __m256 g, int stream) {
     __m256 mu = _mm256_set1_ps(o->mu), lr = _mm256_set1_ps(o->lr);
     __m256 b = ADD(MUL(mu, LOAD(a->state[0] + at)), g);
     __m256 p = SUB(LOAD(a->params + at), MUL(lr, ADD(g, MUL(mu, b))));
@@ -106,9 +106,8 @@ static inline __attribute__((always_inline)) __m256i step_nesterov(const sk_oute
     return _mm256_max_epu32(magnitude(b), magnitude(p));
 }
 
-static inline __attribute__((always_inline)) __m256i step_sgd(const sk_outer_scalars *o,
-                                                              const sk_outer_arrays *a, size_t at,
-                                                              __m256 g, int stream) {
+INLINE __m256i step_sgd(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
+                        __m256 g, int stream) {
     __m256 p = SUB(LOAD(a->params + at), MUL(_mm256_set1_ps(o->lr), g));
     put(a->params_out + at, p, stream);
     return magnitude(p);
@@ -120,9 +119,8 @@ static inline __m256 delayed_params(const sk_outer_scalars *o, const sk_outer_ar
     return SUB(LOAD(a->params + at), MUL(_mm256_set1_ps(o->lr), step));
 }
 
-static inline __attribute__((always_inline)) __m256i step_hold(const sk_outer_scalars *o,
-                                                               const sk_outer_arrays *a, size_t at,
-                                                               __m256 g, int stream) {
+INLINE __m256i step_hold(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
+                         __m256 g, int stream) {
     __m256 b = LOAD(a->state[0] + at), sum = ADD(LOAD(a->state[1] + at), g);
     __m256 p = delayed_params(o, a, at, g, b);
     put(a->state_out[0] + at, b, stream);
@@ -131,9 +129,8 @@ static inline __attribute__((always_inline)) __m256i step_hold(const sk_outer_sc
     return _mm256_max_epu32(_mm256_max_epu32(magnitude(b), magnitude(sum)), magnitude(p));
 }
 
-static inline __attribute__((always_inline)) __m256i step_apply(const sk_outer_scalars *o,
-                                                                const sk_outer_arrays *a, size_t at,
-                                                                __m256 g, int stream) {
+INLINE __m256i step_apply(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
+                          __m256 g, int stream) {
     __m256 sum = ADD(LOAD(a->state[1] + at), g);
     __m256 b = ADD(MUL(_mm256_set1_ps(o->mu), LOAD(a->state[0] + at)),
                    _mm256_div_ps(sum, _mm256_set1_ps(o->period)));
@@ -156,17 +153,15 @@ static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t 
     return lowest;
 }
 
-static inline __attribute__((always_inline)) int aligned(const sk_outer_arrays *a, int states,
-                                                         size_t at) {
+INLINE int aligned(const sk_outer_arrays *a, int states, size_t at) {
     uintptr_t bits = (uintptr_t)(a->params_out + at);
     for (int s = 0; s < states; s++) bits |= (uintptr_t)(a->state_out[s] + at);
     return (bits & 31) == 0;
 }
 
-static inline __attribute__((always_inline)) size_t outer(enum sk_outer which, step_fn step, int states,
-                                                          const sk_outer_scalars *o,
-                                                          const sk_outer_arrays *a, size_t at,
-                                                          const float *g, size_t n, int stream) {
+INLINE size_t outer(
+    enum sk_outer which, step_fn step, int states, const sk_outer_scalars *o,
+    const sk_outer_arrays *a, size_t at, const float *g, size_t n, int stream) {
     size_t bad = n, i = 0;
     stream = stream && aligned(a, states, at);
     const sk_outer_arrays arrays = *a; /* a local copy cannot alias the stores */

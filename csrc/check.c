@@ -1,7 +1,7 @@
 /* Self-check of every variant that this CPU runs: golden results, and comparison with portable.
  *
- * Must not allocate by itself: the host lends memory, so that a sanitizer or a guard page sees every
- * access past an end. Selects variants while it runs, and restores the selection. The expected
+ * Must not allocate by itself: the host lends memory, so that a sanitizer sees every access past an
+ * end. Selects variants while it runs, and restores the selection. The expected
  * values were computed with the NumPy oracle (tests/golden/merge_reference.py). */
 #include "syncer_kernels.h"
 
@@ -77,7 +77,8 @@ static void golden_sums(check *c, float **v, int threads) {
     if (three[0] != 0x1.6daef1018fb35p+14) failed(c, "three sums", GOLDEN_N);
     if (sk_dot(v[G1], v[MOM], GOLDEN_N, threads) != -0x1.25e0756a93a8fp+13)
         failed(c, "dot", GOLDEN_N);
-    if (sk_rotated_sumsq(v[G2], v[MOM], 0.8123, -0.2511, GOLDEN_N, threads) != 0x1.a94335dc3d294p+13)
+    if (sk_rotated_sumsq(v[G2], v[MOM], 0.8123, -0.2511, GOLDEN_N, threads) !=
+        0x1.a94335dc3d294p+13)
         failed(c, "rotated sum", GOLDEN_N);
 }
 
@@ -265,7 +266,8 @@ static void compare_decode(check *c, const char *what, decode_fn ours, decode_fn
             for (size_t i = unit == SK_Q4_BYTES ? 3 : unit - 1; i < bytes; i += unit)
                 wire[i] &= 0x3F; /* exponents below the non-finite ones, scales >= 0 */
         uint32_t flip = round == 1 ? 0 : SK_SIGN;
-        size_t bad = ours(wire, found, n, flip, round == 2), bad_ref = ref(wire, expected, n, flip, 0);
+        size_t bad = ours(wire, found, n, flip, round == 2);
+        size_t bad_ref = ref(wire, expected, n, flip, 0);
         if (bad != bad_ref) failed(c, what, n);
         expect_bytes(c, what, n, found, expected, 4 * n);
     }
@@ -274,7 +276,8 @@ static void compare_decode(check *c, const char *what, decode_fn ours, decode_fn
     give_back(c, expected);
 }
 
-static void compare_codec(check *c, const sk_codec_variant *v, const sk_codec_variant *ref, size_t n) {
+static void compare_codec(check *c, const sk_codec_variant *v, const sk_codec_variant *ref,
+                          size_t n) {
     size_t q4 = (n + SK_Q4_BLOCK - 1) / SK_Q4_BLOCK * SK_Q4_BYTES;
     compare_decode(c, "f32 decode", v->decode_f32, ref->decode_f32, n, 4 * n, 4);
     compare_decode(c, "bf16 decode", v->decode_bf16, ref->decode_bf16, n, 2 * n, 2);
@@ -301,8 +304,8 @@ static void compare_codec(check *c, const sk_codec_variant *v, const sk_codec_va
 }
 
 /* w: 0 params, 1 momentum, 2 accumulator, 3..5 outputs, 6 gradient, 7..9 outputs of portable. */
-static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_variant *ref, size_t n,
-                          float **w) {
+static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_variant *ref,
+                          size_t n, float **w) {
     const sk_outer_scalars scalars = {0.7f, 0.9f, 3.0f, 0.225f};
     const sk_outer_arrays ours = {w[0], {w[1], w[2]}, w[3], {w[4], w[5]}};
     const sk_outer_arrays theirs = {w[0], {w[1], w[2]}, w[7], {w[8], w[9]}};
@@ -319,7 +322,8 @@ static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_va
     }
 }
 
-static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_variant *ref, size_t n) {
+static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_variant *ref,
+                          size_t n) {
     float *w[WORDS];
     for (int i = 0; i < WORDS; i++) fill(c, w[i] = lend(c, 4 * n), n, 1);
 #define SAME(what, CALL)                                                                          \
@@ -358,7 +362,8 @@ static void compare_reduce(check *c, const sk_reduce_variant *v, const sk_reduce
     memset(expected, 0, sizeof expected);
     v->sumsq(x, n, found), ref->sumsq(x, n, expected);
     v->dot(x, y, n, found + BLOCKS), ref->dot(x, y, n, expected + BLOCKS);
-    v->three(x, y, n, found + 2 * BLOCKS, BLOCKS), ref->three(x, y, n, expected + 2 * BLOCKS, BLOCKS);
+    v->three(x, y, n, found + 2 * BLOCKS, BLOCKS);
+    ref->three(x, y, n, expected + 2 * BLOCKS, BLOCKS);
     v->rotated(x, y, 0.7312, -1.1e-3, n, found + 5 * BLOCKS);
     ref->rotated(x, y, 0.7312, -1.1e-3, n, expected + 5 * BLOCKS);
     expect_bytes(c, "block sums", n, found, expected, sizeof found);

@@ -83,7 +83,8 @@ static void encode_bf16(const float *src, uint8_t *out, size_t n, int stream) {
 /* ------------------------------------------------------------------ q4 */
 
 /* 4 nibbles in 32-bit lanes. A level above 0 is 2^(level-7): its exponent field is level + 120. */
-static inline void q4_decode_four(float *out, uint32x4_t nibble, float32x4_t scale, uint32x4_t flip) {
+static inline void q4_decode_four(float *out, uint32x4_t nibble, float32x4_t scale,
+                                  uint32x4_t flip) {
     uint32x4_t level = vandq_u32(nibble, vdupq_n_u32(7));
     uint32x4_t power = vshlq_n_u32(vaddq_u32(level, vdupq_n_u32(120)), 23);
     power = vandq_u32(power, vtstq_u32(level, level)); /* level 0 is +0 */

@@ -8,6 +8,7 @@ extern const sk_codec_variant sk_codec_portable;
 /* Elements between two looks at the running maximum of |bits|: a bad one is rare, so the loops only
  * keep the maximum, and the place is searched afterwards in the piece where it happened. */
 #define PIECE 4096
+#define INLINE static inline __attribute__((always_inline))
 
 static inline int above_finite(__m256i max_abs) {
     __m256i limit = _mm256_set1_epi32((int)SK_FINITE_MAX);
@@ -34,8 +35,7 @@ static inline size_t elements_to_align(const float *out, size_t n) {
 }
 
 /* One piece of f32: n is a multiple of 8. Returns whether something was not finite. */
-static inline __attribute__((always_inline)) int piece_f32(const uint8_t *src, float *out, size_t n,
-                                                           __m256i flip, int stream) {
+INLINE int piece_f32(const uint8_t *src, float *out, size_t n, __m256i flip, int stream) {
     __m256i mask = _mm256_set1_epi32(SK_ABS), max = _mm256_setzero_si256();
     for (size_t i = 0; i < n; i += 8) {
         __m256i u = _mm256_loadu_si256((const __m256i *)(src + 4 * i));
@@ -45,8 +45,7 @@ static inline __attribute__((always_inline)) int piece_f32(const uint8_t *src, f
     return above_finite(max);
 }
 
-static inline __attribute__((always_inline)) int piece_bf16(const uint8_t *src, float *out, size_t n,
-                                                            __m256i flip, int stream) {
+INLINE int piece_bf16(const uint8_t *src, float *out, size_t n, __m256i flip, int stream) {
     __m256i mask = _mm256_set1_epi32(SK_ABS), max = _mm256_setzero_si256();
     for (size_t i = 0; i < n; i += 8) {
         __m128i half = _mm_loadu_si128((const __m128i *)(src + 2 * i));
@@ -61,9 +60,8 @@ typedef int (*piece_fn)(const uint8_t *src, float *out, size_t n, __m256i flip, 
 typedef size_t (*element_fn)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
 
 /* Lead to the boundary, pieces, tail; `width` is the bytes of one element on the wire. */
-static inline __attribute__((always_inline)) size_t decode(const uint8_t *src, float *out, size_t n,
-                                                           uint32_t flip, int stream, size_t width,
-                                                           piece_fn piece, element_fn elements) {
+INLINE size_t decode(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream,
+                     size_t width, piece_fn piece, element_fn elements) {
     size_t bad = n, i = 0;
     if (stream) {
         i = elements_to_align(out, n);
@@ -98,8 +96,7 @@ static inline __m256i bf16_of_number(__m256 x) {
 }
 
 /* One piece, n a multiple of 16; returns whether it held a NaN. */
-static inline __attribute__((always_inline)) int piece_encode_bf16(const float *src, uint8_t *out,
-                                                                   size_t n, int stream) {
+INLINE int piece_encode_bf16(const float *src, uint8_t *out, size_t n, int stream) {
     __m256 nan = _mm256_setzero_ps();
     for (size_t i = 0; i < n; i += 16) {
         __m256 low = _mm256_loadu_ps(src + i), high = _mm256_loadu_ps(src + i + 8);
@@ -140,15 +137,15 @@ static inline void put_halves(float *out, __m256i v) {
     _mm_stream_si128((__m128i *)(out + 4), _mm256_extracti128_si256(v, 1));
 }
 
-static inline __attribute__((always_inline)) void q4_decode_whole(const uint8_t *src, float *out,
-                                                                  uint32_t flip, int stream) {
+INLINE void q4_decode_whole(const uint8_t *src, float *out, uint32_t flip, int stream) {
     __m256 scale = _mm256_set1_ps(sk_float(sk_load32(src)));
     __m256i table = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(SK_Q4_LEVELS), scale));
     table = _mm256_xor_si256(table, _mm256_set1_epi32((int)flip));
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     const __m256i sign = _mm256_set1_epi32((int)SK_SIGN);
     for (int i = 0; i < SK_Q4_BLOCK; i += 8) { /* 4 bytes hold 8 nibbles, lowest first */
-        __m256i nibbles = _mm256_srlv_epi32(_mm256_set1_epi32((int)sk_load32(src + 4 + i / 2)), shifts);
+        __m256i eight = _mm256_set1_epi32((int)sk_load32(src + 4 + i / 2));
+        __m256i nibbles = _mm256_srlv_epi32(eight, shifts);
         __m256i value = _mm256_permutevar8x32_epi32(table, nibbles); /* looks at 3 bits only */
         __m256i negative = _mm256_and_si256(_mm256_slli_epi32(nibbles, 28), sign);
         value = _mm256_xor_si256(value, negative);
@@ -179,9 +176,9 @@ static size_t decode_q4(const uint8_t *src, float *out, size_t n, uint32_t flip,
 
 /* Signed levels (-7 .. 7) of 8 values, without a division.
  *
- * The thresholds of a block, level 1 to 7, are one binade apart up to a few ulp. `base` is chosen so
- * that adding it to the bits of |x| puts threshold k at k*2^23 + SK_Q4_NEAR, up to those few ulp: the
- * level is then the sum shifted down, unless x lies within SK_Q4_NEAR of a threshold. `nearest`
+ * The thresholds of a block, level 1 to 7, are one binade apart up to a few ulp. `base` is such
+ * that adding it to the bits of |x| puts threshold k at k*2^23 + SK_Q4_NEAR, up to those few ulp:
+ * the level is then the sum shifted down, unless x lies within SK_Q4_NEAR of a threshold. `nearest`
  * keeps the smallest distance to the places where that happens; the caller redoes such a block. */
 static inline __m256i q4_levels(const float *src, __m256i base, __m256i *nearest) {
     __m256i bits = _mm256_loadu_si256((const __m256i *)src);
@@ -196,8 +193,10 @@ static inline uint32_t q4_max_bits(const float *src) {
     const __m256i mask = _mm256_set1_epi32(SK_ABS);
     __m256i a = _mm256_setzero_si256(), b = a;
     for (int i = 0; i < SK_Q4_BLOCK; i += 16) {
-        a = _mm256_max_epu32(a, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(src + i)), mask));
-        b = _mm256_max_epu32(b, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(src + i + 8)), mask));
+        __m256i u = _mm256_loadu_si256((const __m256i *)(src + i));
+        __m256i v = _mm256_loadu_si256((const __m256i *)(src + i + 8));
+        a = _mm256_max_epu32(a, _mm256_and_si256(u, mask));
+        b = _mm256_max_epu32(b, _mm256_and_si256(v, mask));
     }
     a = _mm256_max_epu32(a, b);
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));

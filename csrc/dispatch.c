@@ -1,4 +1,4 @@
-/* Variant tables, best first, portable last; one selection at start. The only global state of csrc. */
+/* Variant tables, best first, portable last; one selection at start. The only state of csrc. */
 #include "syncer_kernels.h"
 
 extern const sk_sha256_variant sk_sha256_portable, sk_sha256_shani, sk_sha256_armv8;

@@ -24,7 +24,8 @@ static void give_back(void *context, void *p) {
     free(p);
 }
 
-static void fail(void *context, const char *family, const char *variant, const char *what, size_t n) {
+static void fail(void *context, const char *family, const char *variant, const char *what,
+                 size_t n) {
     (void)context;
     printf("WRONG  %s %s: %s, length %zu\n", family, variant, what, n);
 }

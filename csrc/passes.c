@@ -225,7 +225,8 @@ void sk_three(const float *x, const float *y, size_t n, double out[3], int threa
     blocked_sums(&job, n, 3, out, threads);
 }
 
-double sk_rotated_sumsq(const float *d, const float *m, double wu, double wv, size_t n, int threads) {
+double sk_rotated_sumsq(const float *d, const float *m, double wu, double wv, size_t n,
+                        int threads) {
     sum_job job;
     double total;
     job.kind = ROTATED, job.x = d, job.y = m, job.wu = wu, job.wv = wv;
@@ -326,7 +327,8 @@ int64_t sk_outer_step(int outer, const sk_outer_scalars *scalars, const sk_outer
                       const float *g, size_t n, int threads) {
     scan_job job = {.x = g,
                     .outer = outer,
-                    .stream = n * sizeof(float) >= STREAM_BYTES && arrays->params != arrays->params_out,
+                    .stream = n * sizeof(float) >= STREAM_BYTES &&
+                              arrays->params != arrays->params_out,
                     .scalars = scalars,
                     .arrays = arrays};
     bad_init(&job.bad);

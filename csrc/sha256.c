@@ -58,7 +58,7 @@ void sk_sha256_digest(const sk_sha256 *s, uint8_t out[32]) {
 
 void sk_sha256_update_pair(sk_sha256 *a, const uint8_t *data_a, size_t na, sk_sha256 *b,
                            const uint8_t *data_b, size_t nb) {
-    /* Bytes held back in a stream would shift it against its data, so such a pair goes one by one. */
+    /* Bytes held back in a stream shift it against its data, so such a pair goes one by one. */
     size_t together = a->bytes % 64 || b->bytes % 64 ? 0 : (na < nb ? na : nb) / 64;
     if (together) {
         sk_active.sha256->compress2(a->state, data_a, b->state, data_b, together);

@@ -1,4 +1,4 @@
-/* SHA-256 compression as FIPS 180-4 writes it: the definition the fast variants are compared with. */
+/* SHA-256 compression as FIPS 180-4 writes it: what the fast variants are compared with. */
 #include "syncer_kernels.h"
 
 const uint32_t SK_SHA256_K[64] __attribute__((aligned(64), visibility("hidden"))) = {

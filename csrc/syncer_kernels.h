@@ -8,13 +8,14 @@
  *   passes          the same kernels over whole arrays, cut over threads (passes.c, merge_step.c)
  *
  * Contracts shared by all:
- *   - every variant of a kernel gives the same bits for every input, and so does every thread count;
+ *   - every variant of a kernel gives the same bits for every input, and so does every thread count
+ *     (which NaN an arithmetic kernel returns is the CPU's choice: no such result is ever used);
  *   - `float *` arrays are aligned to 4 bytes, byte buffers may have any alignment;
  *   - an output may be the very same array as an input where the comment says "in place"; any other
  *     overlap is forbidden;
  *   - n == 0 is valid everywhere and touches nothing;
- *   - wire bytes are little-endian; arithmetic is IEEE-754, round to nearest even, never fused, with
- *     subnormals kept;
+ *   - wire bytes are little-endian; arithmetic is IEEE-754, round to nearest even, with subnormals
+ *     kept, and fused only where a product is exact (f64 products of two f32);
  *   - a scan returns the index of the first bad element, or n (variants) or -1 (passes) if all are
  *     good. The whole output is written in both cases.
  */
@@ -75,7 +76,7 @@ typedef struct {
     unsigned needs;
     size_t (*decode_f32)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
     size_t (*decode_bf16)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
-    /* src: ceil(n/256) blocks; a scale that is not finite or < 0 is bad at its block's first index */
+    /* src: ceil(n/256) blocks; a scale not finite or < 0 is bad at its block's first index */
     size_t (*decode_q4)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
     void (*encode_bf16)(const float *src, uint8_t *out, size_t n, int stream);
     /* out: ceil(n/256) blocks; a block with a NaN gets the scale 0x7FC00000 */
@@ -115,12 +116,15 @@ typedef struct {
     const char *name;
     unsigned needs;
     void (*accumulate)(float *out, const float *g, float k, size_t n); /* out = out + k*g */
-    void (*first)(float *out, const float *g, float k, size_t n);      /* out = +0 + k*g, in place */
+    void (*first)(float *out, const float *g, float k, size_t n);      /* +0 + k*g, in place */
     void (*scale)(float *out, float k, size_t n);                      /* out = out * k */
-    void (*blend)(float *theta, const float *anchor, float a, float b, size_t n); /* a*theta + b*anchor */
-    void (*shrink)(float *out, const float *d, const float *m, float q, size_t n); /* d + q*m, in place */
+    /* theta = a*theta + b*anchor */
+    void (*blend)(float *theta, const float *anchor, float a, float b, size_t n);
+    /* out = d + q*m, in place */
+    void (*shrink)(float *out, const float *d, const float *m, float q, size_t n);
     /* out = (f32)(wu*d + wv*m in f64) * s, in place */
-    void (*rotate)(float *out, const float *d, const float *m, double wu, double wv, float s, size_t n);
+    void (*rotate)(float *out, const float *d, const float *m, double wu, double wv, float s,
+                   size_t n);
     size_t (*scan)(const float *x, size_t n); /* first non-finite */
     sk_outer_fn outer[SK_OUTERS];
 } sk_blend_variant;
@@ -148,7 +152,7 @@ extern sk_kernels sk_active; /* the dispatch table: portable until sk_init */
 
 void sk_init(void);                             /* best supported variant of every family */
 const char *sk_family_name(int family);         /* NULL if there is no such family */
-const char *sk_variant_name(int family, int i); /* i-th compiled variant, best first; NULL at the end */
+const char *sk_variant_name(int family, int i); /* i-th compiled, best first; NULL at the end */
 int sk_variant_supported(int family, int i);
 const void *sk_variant_table(int family, int i); /* its table, of the type of the family */
 const char *sk_active_name(int family);
@@ -188,8 +192,10 @@ void sk_encode_range(int dtype, const float *src, size_t n, size_t begin, size_t
 
 double sk_sumsq(const float *x, size_t n, int threads);
 double sk_dot(const float *x, const float *y, size_t n, int threads);
-void sk_three(const float *x, const float *y, size_t n, double out[3], int threads); /* xx, xy, yy */
-double sk_rotated_sumsq(const float *d, const float *m, double wu, double wv, size_t n, int threads);
+/* x.x, x.y, y.y */
+void sk_three(const float *x, const float *y, size_t n, double out[3], int threads);
+double sk_rotated_sumsq(const float *d, const float *m, double wu, double wv, size_t n,
+                        int threads);
 
 void sk_accumulate(float *out, const float *g, float k, size_t n, int threads);
 void sk_first(float *out, const float *g, float k, size_t n, int threads);
@@ -207,7 +213,8 @@ typedef struct {
     void *context;
     void *(*lend)(void *context, size_t bytes); /* must not fail */
     void (*give_back)(void *context, void *memory);
-    void (*fail)(void *context, const char *family, const char *variant, const char *what, size_t n);
+    void (*fail)(void *context, const char *family, const char *variant, const char *what,
+                 size_t n);
 } sk_check_host;
 
 /* Golden results of every variant this CPU runs, and each against portable; returns the failures.
@@ -217,7 +224,7 @@ int sk_check(const sk_check_host *host);
 int sk_has_openmp(void);
 const char *sk_compiler(void);
 
-/* ------------------------------------------------------------------ inline pieces of the variants */
+/* ------------------------------------------------------------------ pieces of the variants */
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
 #define SK_LE16(v) __builtin_bswap16(v)
@@ -285,8 +292,8 @@ void sk_q4_decode_block(const uint8_t *src, float *out, size_t n, uint32_t flip)
 
 /* Levels without a division, for scales whose thresholds are normal numbers (sk_q4_ordinary).
  *
- * Level k of a value begins where fl(|x|/scale) reaches its threshold 2^(k-7.5), up to 4 ulp; in bits
- * of |x| that is bits(2^-6.5 * scale) + (k-1)*2^23, up to 6 ulp. Adding sk_q4_base to the bits of |x|
+ * Level k of a value begins where fl(|x|/scale) reaches its threshold 2^(k-7.5), up to 4 ulp; in
+ * bits of |x| that is bits(2^-6.5 * scale) + (k-1)*2^23, up to 6 ulp. Adding sk_q4_base to them
  * puts it at k*2^23 + SK_Q4_NEAR, up to 6: the sum's exponent is the level, except for sums within
  * SK_Q4_NEAR of such a place, where only the division tells. */
 #define SK_Q4_NEAR 16u
