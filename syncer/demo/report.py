@@ -5,8 +5,8 @@ Must not compute anything: it only writes what it is given.
 Records, one JSON object per line, "event" first:
   start     learner, pid, shard, shards, shard_bytes, parameters, bits_per_byte
   connected learner
-  progress  learner, step, tokens, loss, held_out (null between two looks), outer_step, connected,
-            bytes_sent, bytes_received
+  progress  learner, seconds (of training so far), step, tokens, loss, held_out (null between two
+            looks), outer_step, connected, bytes_sent, bytes_received
   end       learner, how ("final cut", "alone" or "stopped"), step, tokens, seconds, own (held-out
             bits per byte of its own parameters at the end), merged (of the newest merged
             parameters it holds, or null), versions, sha256 (of them), bytes_sent, bytes_received,

@@ -95,7 +95,7 @@ class Pace:
             self._next_glance = now + min(now - self.start, settings.GLANCE_INTERVAL_S)
             held_out = self.trainer.glance()
         self.report.write(
-            "progress", learner=self.task.learner, step=self.trainer.step,
+            "progress", learner=self.task.learner, seconds=self.seconds, step=self.trainer.step,
             tokens=self.trainer.tokens, loss=sum(self._losses) / len(self._losses),
             held_out=held_out, outer_step=outer_step, connected=connected, **self.wire())
         self._losses.clear()

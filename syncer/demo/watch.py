@@ -58,14 +58,14 @@ class LearnerView:
         before, now = self.wire_before_loss, self.wire
         return before[0] + now[0], before[1] + now[1]
 
-    def record(self, record: dict[str, Any], now_s: float) -> None:
+    def record(self, record: dict[str, Any]) -> None:
         """One record of report.py."""
         event = record["event"]
         if event == "start":
             self.before = record["bits_per_byte"] if self.before is None else self.before
         elif event == "progress":
             self.state = TRAINING
-            self._rate(record["tokens"], now_s)
+            self._rate(record["tokens"], record["seconds"])
             self.step, self.tokens, self.loss = record["step"], record["tokens"], record["loss"]
             self.wire = record["bytes_sent"], record["bytes_received"]
             if record["held_out"] is not None:
@@ -75,13 +75,14 @@ class LearnerView:
             self.step, self.tokens, self.end = record["step"], record["tokens"], record
             self.wire = record["bytes_sent"], record["bytes_received"]
 
-    def _rate(self, tokens: int, now_s: float) -> None:
-        if self._last_progress is not None and now_s > self._last_progress[0]:
-            since_s, since_tokens = self._last_progress
-            rate = (tokens - since_tokens) / (now_s - since_s)
+    def _rate(self, tokens: int, seconds: float) -> None:
+        """By the learner's own clock: several records may be read at one moment."""
+        since_s, since_tokens = self._last_progress or (0.0, 0)
+        if seconds > since_s:
+            rate = (tokens - since_tokens) / (seconds - since_s)
             old = self.tokens_per_s
             self.tokens_per_s = rate if old is None else 0.5 * old + 0.5 * rate
-        self._last_progress = now_s, tokens
+        self._last_progress = seconds, tokens
 
 
 class Watch:
@@ -157,7 +158,7 @@ class Watch:
             else:
                 self.curve.append(point | {"step": view.step, "loss": None,
                                            "held_out": record["bits_per_byte"]})
-        view.record(record, now_s)
+        view.record(record)
 
     def baseline_line(self, text: str) -> None:
         """A line on the standard output of the learner that trains alone."""

@@ -117,7 +117,8 @@ def server_log(message: str, **fields) -> str:
 
 
 def progress(step: int, tokens: int, **fields) -> str:
-    return json.dumps({"event": "progress", "learner": 0, "step": step, "tokens": tokens,
+    return json.dumps({"event": "progress", "learner": 0, "seconds": tokens / 1000, "step": step,
+                       "tokens": tokens,
                        "loss": 3.0, "held_out": None, "outer_step": 1, "connected": True,
                        "bytes_sent": 10 * tokens, "bytes_received": 20 * tokens, **fields})
 
@@ -173,6 +174,13 @@ def test_lost_learner_keeps_what_it_did():
     assert (view.state, view.step, view.tokens_total) == ("training", 12, 1536)
     assert view.wire_total == (15360, 30720)
     assert [point["process"] for point in watch.curve] == [1, 2]
+
+
+def test_speed_is_by_the_learners_clock_also_when_records_are_read_together():
+    watch = started()
+    for tokens in (1000, 2000, 3000):
+        watch.learner_line(0, progress(10, tokens))
+    assert watch.learners[0].tokens_per_s == 1000.0
 
 
 def test_merges_without_a_learner():
