@@ -164,7 +164,7 @@ class Watch:
         """A line on the standard output of the learner that trains alone."""
         record = parse(text)
         if record is not None:
-            self.baseline.record(record, time.monotonic())
+            self.baseline.record(record)
             if record["event"] == "progress":
                 self.baseline_curve.append({"step": record["step"], "loss": record["loss"],
                                             "held_out": record["held_out"]})
