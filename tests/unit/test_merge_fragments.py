@@ -379,3 +379,23 @@ def test_outputs_that_bypass_the_cache_have_the_same_bits(threads):
     expected = reference.nesterov(params, momentum, merged, 0.7, 0.9)
     assert version.params.tobytes() == expected[0].tobytes()
     assert version.momentum.tobytes() == expected[1].tobytes()
+
+
+@pytest.mark.parametrize("mode", [AVG, RDA])
+def test_the_largest_weight_that_counters_can_give(mode):
+    # c_tokens = 2^64 - 1 in one step: its square is beyond f32, but only its share is ever rounded
+    extreme = float(2**64 - 1) * float(2**64 - 1)
+    store = store_of(mode, (2,), lr=1.0, momentum=0.0)
+    params = commit(store, push([3, 4], [-8, 6], weights=[extreme, 1.0])).params
+    assert params == pytest.approx([-3.0, -4.0], rel=1e-6)
+    both = commit(store, push([3, 4], [3, 4], weights=[extreme, extreme]), 2).params
+    assert both == pytest.approx([-6.0, -8.0], rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", [AVG, RDA])
+def test_a_gradient_with_nan_is_an_error_and_publishes_nothing(mode):
+    store = store_of(mode, (4, 2))
+    before = store.current(0)
+    with pytest.raises(NumericsError, match=r"tensor 1 \(learners 0, 1\)"):
+        store.prepare(0, 1, push([1] * 6, [1, 1, 1, 1, 1, float("nan")]))
+    assert store.current(0) is before
