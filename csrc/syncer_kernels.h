@@ -5,7 +5,7 @@
  * Three layers, each using only the one above it:
  *   variant tables  one element-wise function per kernel and instruction set, single-threaded
  *   dispatch        detects the CPU once and points each family at its best variant
- *   passes          the same kernels over whole arrays, cut over threads (passes.c, merge_step.c)
+ *   passes          the same kernels over whole arrays, cut over threads (passes.c, merge_*.c)
  *
  * Contracts shared by all:
  *   - every variant of a kernel gives the same bits for every input, and so does every thread count
