@@ -19,6 +19,7 @@ PROFILE_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
 LEARNER_WEIGHTS = ("tokens2-over-steps", "equal")
 DELTA_CORRECTIONS = ("heloco", "none")
 OUTER_OPTIMIZERS = ("nesterov", "delayed-nesterov", "sgd")
+CHECKPOINT_FORMATS = ("safetensors", "yeto-v3")
 HELOCO_CONSTANTS = {
     "heloco_c_ok": (-1.0, 1.0), "heloco_k_s": (0.0, 1e9), "heloco_k_d": (0.0, 1e9),
     "heloco_beta_max": (0.0, 1.0), "heloco_kappa": (0.0, 1e9), "heloco_eps": (1e-300, 1e9),
@@ -103,6 +104,16 @@ class Config:
     carry_answers_round: bool = False
     merge_stats: bool = False
     merge_threads: int = field(default_factory=available_cores)
+    checkpoint_path: str | None = None
+    checkpoint_every: int = 8
+    checkpoint_format: str = "safetensors"
+    background_checkpoint: bool = False
+    resume: bool = False
+    no_verify: bool = False
+    mark_final_checkpoint: bool = False
+    checkpoint_keep: int = 0
+    checkpoint_retries: int = 1
+    checkpoint_direct: bool = False
     final_state: str | None = None
     event_tape: str | None = None
     write_timeout_s: int = 180
@@ -121,6 +132,7 @@ class Config:
         self._check_without_effect()
         self._check_together()
         self._check_folds()
+        self._check_checkpoints()
 
     # ------------------------------------------------------------- what follows from the values
     @property
@@ -149,6 +161,14 @@ class Config:
     @property
     def profile_hash(self) -> bytes:
         """The 32 bytes a HELLO may bind to."""
+        return self._profile_hash(self.resume)
+
+    @property
+    def saved_profile_hash(self) -> bytes:
+        """The 32 bytes a checkpoint carries: a resumed run writes the same ones."""
+        return self._profile_hash(False)
+
+    def _profile_hash(self, resume: bool) -> bytes:
         return semantic_profile_hash(
             learners=self.learners, quorum=self.quorum, grace_ms=self.grace_ms,
             grace_gamma=self.grace_gamma, grace_tau=self.grace_tau, pipeline=self.pipeline,
@@ -158,7 +178,9 @@ class Config:
             final_ack_timeout_s=self.final_ack_timeout_resolved_s, total_steps=self.total_steps,
             outer_lr=self.outer_lr, outer_momentum=self.outer_momentum,
             max_base_lag=self.max_base_lag, equal_weights=self.learner_weight == "equal",
-            require_binding=self.require_profile_binding, later=self._later_features(),
+            require_binding=self.require_profile_binding,
+            checkpoint=self.checkpoint_path is not None, checkpoint_every=self.checkpoint_every,
+            resume=resume, mark_final=self.mark_final_checkpoint, later=self._later_features(),
         )
 
     def _later_features(self) -> dict[str, object]:
@@ -176,6 +198,8 @@ class Config:
             "merge_threads": (1, MERGE_THREADS_MAX), "write_timeout_s": (1, SECONDS_MAX),
             "dn_period": (1, U32), "start_learners": (1, U32), "start_timeout_s": (1, SECONDS_MAX),
             "q_min": (1, U32), "max_carry_lag": (0, U32),
+            "checkpoint_every": (1, I63), "checkpoint_keep": (0, 10**6),
+            "checkpoint_retries": (0, 1000),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -207,6 +231,7 @@ class Config:
     def _check_choices(self):
         choices = {"learner_weight": LEARNER_WEIGHTS, "delta_correction": DELTA_CORRECTIONS,
                    "outer_optimizer": OUTER_OPTIMIZERS, "fold": FOLDS,
+                   "checkpoint_format": CHECKPOINT_FORMATS,
                    "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -248,6 +273,10 @@ class Config:
              ("carry_gamma", "max_carry_lag", "carry_answers_round")),
             ("--quorum-capacity", self.quorum_capacity is not None,
              ("q_min", "learner_capacity", "soft_deadline_s")),
+            ("--checkpoint-path", self.checkpoint_path is not None,
+             ("mark_final_checkpoint", "background_checkpoint", "checkpoint_keep",
+              "checkpoint_direct", "checkpoint_format", "checkpoint_retries")),
+            ("--resume", self.resume, ("no_verify",)),
         ):
             for name in () if holds else names:
                 if getattr(self, name) != _default(name):
@@ -306,6 +335,17 @@ class Config:
             raise ConfigError(
                 f"--host {self.host} lets anybody who reaches it join the run: set a key with "
                 "SYNCER_HMAC_KEY, or say --allow-unauthenticated, or listen on 127.0.0.1")
+
+    def _check_checkpoints(self):
+        if self.background_checkpoint and self.checkpoint_every < 2:
+            raise ConfigError(
+                "--background-checkpoint cannot be used with --checkpoint-every "
+                f"{self.checkpoint_every}: a checkpoint of every step must be durable before the "
+                "step is seen; give --checkpoint-every 2 or more")
+        if self.checkpoint_format == "yeto-v3" and self.outer_optimizer != "nesterov":
+            raise ConfigError(
+                f"--checkpoint-format yeto-v3 cannot hold the state of --outer-optimizer "
+                f"{self.outer_optimizer}: use --checkpoint-format safetensors")
 
 
 def semantic_profile_hash(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from syncer.config import (
+    CHECKPOINT_FORMATS,
     DELTA_CORRECTIONS,
     FOLDS,
     LEARNER_WEIGHTS,
@@ -52,6 +53,27 @@ OPTIONS = (
     Option("final_state", "path", "FILE", "run",
            "write the final parameters here: u32 fragments, then per fragment u64 elements and f32 "
            "values, little-endian", unset="not written"),
+    Option("checkpoint_path", "path", "FILE", "checkpoint",
+           "save the whole state here, to resume from", unset="no checkpoints"),
+    Option("checkpoint_every", "int", "N", "checkpoint",
+           "save every N steps; 1: every step is durable before a learner sees it"),
+    Option("checkpoint_format", "text", "FORMAT", "checkpoint",
+           "format of the file; yeto-v3 has no digests and holds nesterov only",
+           CHECKPOINT_FORMATS),
+    Option("background_checkpoint", "switch", "", "checkpoint",
+           "write periodic checkpoints while rounds go on; needs N of 2 or more"),
+    Option("resume", "switch", "", "checkpoint",
+           "continue from the file of --checkpoint-path, of either format"),
+    Option("no_verify", "switch", "", "checkpoint",
+           "resume without comparing the digests of the tensors"),
+    Option("mark_final_checkpoint", "switch", "", "checkpoint",
+           "write FILE.final beside the checkpoint of a finished run"),
+    Option("checkpoint_keep", "int", "N", "checkpoint",
+           "keep the newest N checkpoints as FILE.step-<t> too, as hard links"),
+    Option("checkpoint_retries", "int", "N", "checkpoint",
+           "errors of one save that may pass by and are tried again"),
+    Option("checkpoint_direct", "switch", "", "checkpoint",
+           "write past the page cache, where the file system can"),
     Option("event_tape", "path", "FILE", "run",
            "append one JSON line per merge and event to this file", unset="not written"),
     Option("port", "int", "PORT", "network",
@@ -352,9 +374,11 @@ def read_file(path: str) -> dict[str, Any]:
 
 def check_paths(config: Config):
     """Refuses an output file that could not be written later; creates nothing."""
-    for name in ("final_state", "event_tape"):
+    for name in ("checkpoint_path", "final_state", "event_tape"):
         path = getattr(config, name)
-        if path is None:
+        if path is None or (
+            name == "checkpoint_path" and config.resume and not os.path.isfile(path)
+        ):  # a run that cannot be resumed has a status of its own
             continue
         parent = os.path.dirname(os.path.abspath(path))
         if os.path.isdir(path):

@@ -48,6 +48,9 @@ class Watch:
         self.carried: dict = {}
         self.parked: set = set()
         self.exit: act.Exit | None = None
+        self.saves: list[act.Save] = []
+        self.initial = scheduler.global_step  # or the initial cut is out
+        self.durable = self.published if scheduler.global_step else -1
 
     def event(self, event):
         """Before the scheduler sees an event."""
@@ -62,6 +65,10 @@ class Watch:
             if member in self.held:
                 self.held.discard(member)
                 self.sent[member].update(enumerate(event.delivered))
+        elif isinstance(event, ev.Saved) and self.saves:
+            save = self.saves.pop()
+            if event.error is None and save.kind != "final-state":
+                self.durable = save.step
         elif isinstance(event, ev.FinalAck) and event.step == self.config.total_steps:
             self.acknowledged |= {(event.learner, event.generation)} & self.eligible
 
@@ -199,6 +206,8 @@ class Watch:
         self.published = action.step
 
     def on_broadcast(self, action):
+        self.initial = True
+        self.visible(action)
         assert action.version != self.config.total_steps, "14: version T was broadcast"
         for member in action.members:
             assert member in self.connected, f"broadcast to {member}, which is not there"
@@ -206,7 +215,22 @@ class Watch:
             if member not in self.held:
                 self.sent[member][action.fragment] = action.version
 
+    def on_save(self, action):
+        assert not self.saves, f"13: {action} while {self.saves} is under way"
+        assert action.kind == "final-state" or self.durable <= action.step
+        ahead = action.kind == "round" and bool(self.initial)
+        assert action.step == self.published + ahead, f"{action} after step {self.published}"
+        if action.kind not in ("round", "periodic"):
+            assert not self.scheduler.rounds, f"{action} with rounds open"
+        self.saves.append(action)
+
+    def visible(self, action):
+        """12: with a checkpoint of every step nothing goes out that is not on disk."""
+        if self.config.checkpoint_path and self.config.checkpoint_every == 1:
+            assert self.durable == self.published, f"12: {action}, but {self.durable} is durable"
+
     def on_sendfinal(self, action):
+        self.visible(action)
         member = (action.learner, action.generation)
         assert self.published == action.step == self.config.total_steps, "a final cut too early"
         assert member not in self.eligible, f"{member} got the final cut twice"
@@ -214,9 +238,6 @@ class Watch:
 
     def on_sendshutdown(self, action):
         assert set(action.members) <= self.acknowledged & self.connected, f"15: {action}"
-
-    def on_save(self, action):
-        assert not self.scheduler.rounds, f"{action} with rounds open"
 
     def on_exit(self, action):
         assert not self.owned, f"payloads {list(self.owned.values())} die with the run"

@@ -137,10 +137,18 @@ class Broadcast(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Write to disk on a worker (`kind`: "final-state", "budget-cutoff"); answer with `Saved`."""
+    """Write to disk, off the loop's thread; answer with `Saved`. One at a time.
+
+    The cut of `step`: all published versions, and for the kind "round" the computed result of that
+    step, which is not published yet. Kinds: syncer.core.saving; "final-state" is another file.
+    """
 
     kind: str
     step: int
+    ledger: dict[int, tuple[int, int, int]] = {}  # noqa: RUF012 (never changed)
+    """learner id -> (merges, steps, tokens), each at most 2^64 - 1, in the cut."""
+    background: bool = False
+    """Rounds go on meanwhile: each version may be let go as soon as it is written."""
 
 
 class SendFinal(NamedTuple):

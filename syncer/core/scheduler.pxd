@@ -4,14 +4,15 @@ from syncer.core.budget cimport BudgetGate
 from syncer.core.finishing cimport FinalCut
 from syncer.core.membership cimport Member
 from syncer.core.round cimport Round
+from syncer.core.saving cimport Saves
 
 cpdef enum Phase:
     WAITING = 0      # for a session, every INIT and enough learners
     RUNNING = 1
-    SAVING = 2       # every step is committed; the final state is being written
+    SAVING = 2       # every step is committed; checkpoint or final state are being written
     FINISHING = 3    # the final cut is out
     CUTOFF = 4       # a learner has spent its budget: reports, then the cut-off checkpoint
-    STOPPING = 5     # a signal came while a write was under way
+    STOPPING = 5     # a signal or a failed merge; the last cut is being written
     ENDED = 6
 
 
@@ -25,7 +26,9 @@ cdef class Scheduler(Admission):
     cdef readonly BudgetGate budget
     cdef bytes fingerprint
     cdef int stop_signal
-    cdef bint writing                        # a Save is under way
+    cdef str failure                         # why the run ends after the last save, if not by a signal
+    cdef Round committing                    # computed; becomes visible when it is durable
+    cdef readonly Saves saves
     cdef long long start_deadline_ns         # < 0: not begun
 
     cdef int handle(self, object event) except -1
@@ -46,7 +49,14 @@ cdef class Scheduler(Admission):
     cdef int commit(self, Round round) except -1
     cdef int report_unsynced(self) except -1
     cdef int report(self, Round round, long long sync_ns) except -1
+    cdef int publish(self, Round round) except -1
+    cdef dict ledger_after(self, Round round)
     cdef int save(self, str kind) except -1
+    cdef int save_next(self) except -1
+    cdef int after_save(self, str kind) except -1
+    cdef int not_saved(self, str kind, str error) except -1
+    cdef int fail(self, str text) except -1
+    cdef int end_stopping(self) except -1
     cdef int send_final_cut(self) except -1
     cdef int finish(self) except -1
     cdef int end(self, int status, str text) except -1

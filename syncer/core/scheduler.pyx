@@ -19,7 +19,7 @@ becomes of a push in `admission`, and both are layers of the same object.
 
     WAITING -> RUNNING -> [SAVING ->] FINISHING -> ENDED
                RUNNING -> CUTOFF -> ENDED            a learner budget was spent
-               any -> [STOPPING ->] ENDED            a signal, waiting for a write; or an error
+               any -> [STOPPING ->] ENDED            a signal or a failed merge, saving the last cut
 """
 
 from syncer.core import actions as act
@@ -31,12 +31,14 @@ from syncer.core.membership cimport Member
 from syncer.core.quorum cimport NEVER
 from syncer.core.record cimport failure_record, merge_record
 from syncer.core.round cimport Round, RoundState
+from syncer.core.saving cimport Saves
 from syncer.errors import InvariantViolation
 
 cdef int TRAINED = 0
 cdef int FAILED = 1
 cdef int NOT_WRITTEN = 5
 cdef int NEVER_STARTED = 6
+cdef object U64_MAX = 2**64 - 1
 cdef int SIGNALLED = 128                         # + the signal's number
 
 cdef object Push = ev.Push, Heartbeat = ev.Heartbeat, Tick = ev.Tick, MergeDone = ev.MergeDone
@@ -62,6 +64,7 @@ cdef class Scheduler(Admission):
         self.ledger = {}
         self.fingerprint = b""
         self.start_deadline_ns = -1
+        self.saves = Saves(config, -1 if resumed is None else resumed.step)
         if resumed is None:
             return
         self.open_session(resumed.fragments)
@@ -259,6 +262,8 @@ cdef class Scheduler(Admission):
         if (self.members.current_count < self.policy.start_learners
                 or not all(self.initialized)):
             return 0
+        if self.saves.every_commit and self.saves.durable_step < 0:
+            return self.save("round") if self.saves.outstanding is None else 0
         members = self.members.current_keys()
         self.emit(act.Record({"event": "init" if self.global_step == 0 else "resume",
                               "step": self.global_step, "fragments": self.fragments,
@@ -272,7 +277,7 @@ cdef class Scheduler(Admission):
 
     cdef int commit_in_order(self) except -1:
         cdef Round round
-        while self.phase == Phase.RUNNING:
+        while self.phase == Phase.RUNNING and not self.saves.hold_commits():
             round = self.rounds.get(self.global_step + 1)
             if round is None or round.state != RoundState.READY:
                 return 0
@@ -280,33 +285,48 @@ cdef class Scheduler(Admission):
         return 0
 
     cdef int commit(self, Round round) except -1:
-        """Make a computed round visible. Whatever must be durable first belongs before `Publish`."""
+        """A computed round is next: make it durable first if every step is, then visible."""
         cdef Py_ssize_t fragment = round.fragment
         if round.error is not None:
-            return self.end(FAILED, f"merge of step {round.step} failed: {round.error}")
+            return self.fail(f"merge of step {round.step} failed: {round.error}")
         if self.versions[fragment] != round.base:
             raise InvariantViolation(
                 f"step {round.step} merged onto version {round.base} of fragment {fragment}, but "
                 f"the fragment is at {self.versions[fragment]}")
-        del self.rounds[round.step]
+        if self.saves.every_commit and round.step != self.policy.total_steps:
+            self.committing = round
+            return self.save("round")
+        return self.publish(round)
+
+    cdef dict ledger_after(self, Round round):
+        """The ledger, with what a round that is about to be visible adds to it."""
+        cdef dict found = {learner: list(entry) for learner, entry in self.ledger.items()}
+        if round is not None:
+            for c in round.contributions:
+                entry = found.setdefault(c.learner, [0, 0, 0])
+                for i, count in enumerate((1, c.c_steps, c.c_tokens)):
+                    entry[i] = min(entry[i] + count, U64_MAX)
+        return found
+
+    cdef int publish(self, Round round) except -1:
+        """The round becomes visible; nobody sees it any more once a signal or a budget ends the run."""
+        cdef Py_ssize_t fragment = round.fragment
+        self.rounds.pop(round.step, None)
         self.global_step = round.step
         self.versions[fragment] = round.step
         round.committed_ns = self.now_ns
-        for contribution in round.contributions:
-            entry = self.ledger.setdefault(contribution.learner, [0, 0, 0])
-            entry[0] += 1
-            entry[1] += contribution.c_steps
-            entry[2] += contribution.c_tokens
+        self.ledger = self.ledger_after(round)
         if self.policy.late_carry:
             self.late.note_merged(round.step, frozenset(
                 [c.learner for c in round.contributions if not c.carried]))
         self.emit(act.Publish(round.step, fragment))
-        if round.step == self.policy.total_steps:
+        if round.step == self.policy.total_steps or self.phase != Phase.RUNNING:
             self.report_unsynced()
             self.report(round, round.compute_ns)
-            return self.finish()
+            return self.finish() if self.phase == Phase.RUNNING else 0
         self.unsynced[round.step] = round
-        return self.emit(act.Broadcast(round.step, fragment, self.members.current_keys()))
+        self.emit(act.Broadcast(round.step, fragment, self.members.current_keys()))
+        return self.save("periodic") if self.saves.due(round.step) else 0
 
     cdef int on_synced(self, object event) except -1:
         cdef Round round = self.unsynced.pop(event.step, None)
@@ -339,28 +359,80 @@ cdef class Scheduler(Admission):
         cdef list held = self.free_everything()
         for payload in held:                     # late pushes that wait for a round that never comes
             self.emit(act.Release(payload))
-        if self.policy.final_state:
-            self.phase = Phase.SAVING
-            return self.save("final-state")
-        return self.send_final_cut()
+        self.phase = Phase.SAVING
+        if self.saves.on:
+            return self.save("final")
+        return self.save("final-state") if self.policy.final_state else self.send_final_cut()
+
+    # ---- saving --------------------------------------------------------------------------------
 
     cdef int save(self, str kind) except -1:
-        self.writing = True
-        return self.emit(act.Save(kind, self.global_step))
+        """Write the current cut, once the write that may be under way has ended."""
+        self.saves.wanted = kind
+        return self.save_next()
+
+    cdef int save_next(self) except -1:
+        cdef str kind = self.saves.wanted
+        cdef long long step = self.global_step if self.committing is None else self.committing.step
+        if kind is None or self.saves.outstanding is not None:
+            return 0
+        if self.saves.failure is not None:
+            return self.end(NOT_WRITTEN, self.saves.failure)
+        if kind in ("shutdown", "failure") and self.saves.durable_step == step:
+            self.saves.wanted = None
+            return self.end_stopping()
+        self.saves.start(kind, step)
+        ledger = {learner: tuple(entry)
+                  for learner, entry in self.ledger_after(self.committing).items()}
+        return self.emit(act.Save(kind, step, ledger, self.saves.in_background))
 
     cdef int on_saved(self, object event) except -1:
-        if not self.writing:
+        cdef str kind
+        cdef Round round = self.committing
+        if self.saves.outstanding is None or self.phase == Phase.ENDED:
             return 0
-        self.writing = False
-        if self.phase == Phase.STOPPING:
-            return self.end(SIGNALLED + self.stop_signal, self.stop_text())
+        kind = self.saves.done(event.error)
         if event.error is not None:
-            return self.end(NOT_WRITTEN if self.phase == Phase.CUTOFF else FAILED,
-                            f"{event.kind} could not be written: {event.error}")
-        if self.phase == Phase.CUTOFF:
+            return self.not_saved(kind, event.error)
+        if kind != "final-state":
+            self.emit(act.Record({"event": "checkpoint", "step": self.saves.durable_step,
+                                  "kind": kind}))
+        if kind == "round" and round is not None:
+            self.committing = None
+            self.publish(round)
+            if self.phase == Phase.STOPPING:
+                self.record_shutdown()
+        if self.saves.wanted is not None:
+            return self.save_next()
+        return self.after_save(kind)
+
+    cdef int after_save(self, str kind) except -1:
+        """What the phase waits for, now that nothing is being written."""
+        if self.phase == Phase.WAITING:
+            return self.start_if_ready()
+        if self.phase == Phase.STOPPING:
+            return self.end_stopping()
+        if self.phase == Phase.SAVING:
+            return self.save("final-state") if (
+                kind == "final" and self.policy.final_state) else self.send_final_cut()
+        if self.phase == Phase.CUTOFF and kind == "budget-cutoff":
             self.log("INFO", "learner-budget cutoff checkpoint written", {"step": self.global_step})
             return self.end(TRAINED, f"learner budget spent after {self.global_step} outer steps")
-        return self.send_final_cut()
+        return 0
+
+    cdef int not_saved(self, str kind, str error) except -1:
+        if self.saves.in_background and kind == "periodic":
+            self.emit(act.Log("ERROR", "background checkpoint failed",
+                              {"step": self.saves.step, "error": error}))
+            return self.save_next()
+        if kind == "failure":
+            return self.end(FAILED, f"{self.failure}; and the last cut could not be saved: {error}")
+        if kind != "final-state":
+            return self.end(NOT_WRITTEN, f"checkpoint ({kind}) of step {self.saves.step} could not "
+                            f"be written: {error}")
+        if self.phase == Phase.STOPPING:
+            return self.end_stopping()
+        return self.end(FAILED, f"{kind} could not be written: {error}")
 
     cdef int send_final_cut(self) except -1:
         """Send the cut to every current member that must still acknowledge and has not got it."""
@@ -425,8 +497,8 @@ cdef class Scheduler(Admission):
             self.budget = BudgetGate(self.policy.learners, self.now_ns,
                                      self.policy.quorum_timeout_ns)
         self.budget.report(event.learner)
-        if self.budget.complete() and not self.writing:
-            self.save("budget-cutoff")
+        if self.budget.complete() and self.saves.outstanding != "budget-cutoff":
+            return self.save("budget-cutoff")
         return 0
 
     # ---- ending --------------------------------------------------------------------------------
@@ -435,17 +507,36 @@ cdef class Scheduler(Admission):
         if self.phase >= Phase.STOPPING:
             return 0
         self.stop_signal = event.signal
-        self.emit(act.Record({"event": "shutdown", "step": self.global_step,
-                              "signal": event.signal}))
-        if not self.writing:
-            return self.end(SIGNALLED + self.stop_signal, self.stop_text())
+        if self.committing is None:              # otherwise its step is the last one
+            self.record_shutdown()
         for payload in self.free_everything():
             self.emit(act.Release(payload))
+        unsaved = (self.saves.on and self.phase in (Phase.RUNNING, Phase.CUTOFF)
+                   or self.saves.wanted == "final")
         self.phase = Phase.STOPPING
-        return 0
+        if unsaved:
+            return self.save("shutdown")
+        return self.end_stopping() if self.saves.outstanding is None else 0
 
-    def stop_text(self):
-        return f"stopped by signal {self.stop_signal} after {self.global_step} outer steps"
+    def record_shutdown(self):
+        self.emit(act.Record({"event": "shutdown", "step": self.global_step,
+                              "signal": self.stop_signal}))
+
+    cdef int fail(self, str text) except -1:
+        """The run cannot go on: save the last cut, then end with status 1."""
+        if not self.saves.on:
+            return self.end(FAILED, text)
+        for payload in self.free_everything():
+            self.emit(act.Release(payload))
+        self.failure = text
+        self.phase = Phase.STOPPING
+        return self.save("failure")
+
+    cdef int end_stopping(self) except -1:
+        if self.failure is not None:
+            return self.end(FAILED, self.failure)
+        return self.end(SIGNALLED + self.stop_signal,
+                        f"stopped by signal {self.stop_signal} after {self.global_step} outer steps")
 
     cdef int strict_failure(self, str metric, str text) except -1:
         self.emit(act.Record(failure_record(metric, text)))

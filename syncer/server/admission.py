@@ -46,6 +46,9 @@ class Host(Protocol):
 
     session: Hello | None
 
+    def identity_refusal(self, hello: Hello) -> str | None:
+        """Why a HELLO does not belong to the run that was resumed, else None."""
+
     def hello(self, channel: Channel, hello: Hello) -> None:
         """A HELLO that equals the session: admit it or refuse it, now."""
 
@@ -193,10 +196,11 @@ class Admission(Handler):
     def _hello(self, stranger: Stranger, payload: Any) -> None:
         config = self.config
         hello = parse_hello(payload, key=config.key_bytes, learners=config.learners)
+        mismatch = self.host.identity_refusal(hello)
         refusal = hello_refusal(
             hello, self.host.session, profile_hash=config.profile_hash,
             require_profile_binding=config.require_profile_binding,
-            expected_island_contract=config.expected_island_contract)
+            expected_island_contract=config.expected_island_contract) or mismatch
         if refusal is not None:
             raise RemoteProtocolError(refusal)
         self.forget(stranger)

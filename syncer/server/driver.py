@@ -13,10 +13,12 @@ from weakref import WeakValueDictionary
 
 from ..config import Config
 from ..core import actions, events, invariants
-from ..core.scheduler import Scheduler
-from ..errors import ConfigError
+from ..core.record import failure_record
+from ..core.scheduler import Phase, Scheduler
+from ..errors import CheckpointError, ConfigError
 from ..merge import FragmentStore
 from ..merge.buffers import BufferPool
+from ..store.saver import Outcome
 from ..wire.constants import Msg
 from ..wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from ..wire.hello import Hello
@@ -29,8 +31,11 @@ from .ingest import Decoded, Ingest, Intake
 from .log import Log
 from .loop import Loop
 from .merging import Merging
+from .persistence import Persistence
 from .tape import Tape, TapeError
 from .workers import Job, Workers
+
+EXIT_NOT_RESUMABLE = 4
 
 
 class Ending(NamedTuple):
@@ -46,9 +51,11 @@ class Driver:
     `ending` is set once the scheduler has said `Exit`; from then on events are ignored.
     """
 
-    def __init__(self, config: Config, loop: Loop, workers: Workers, log: Log, tape: Tape | None):
+    def __init__(self, config: Config, loop: Loop, workers: Workers, log: Log, *,
+                 tape: Tape | None, persistence: Persistence):
         self.config, self.loop, self.workers, self.log, self.tape = config, loop, workers, log, tape
-        self.scheduler = Scheduler(config)
+        self.persistence = persistence
+        self.scheduler = Scheduler(config, persistence.resumed)
         self.check = os.environ.get("SYNCER_CHECK", "") not in ("", "0")
         self.admission: Admission | None = None
         self.ingest: Ingest | None = None
@@ -127,10 +134,24 @@ class Driver:
         self.handle(events.Hello(self.arrival, hello.learner, hello.generation,
                                  len(hello.layout.fragments), hello.fingerprint))
 
+    def identity_refusal(self, hello: Hello) -> str | None:
+        """Text of the ERROR for a HELLO that is not of the session that was resumed, else None.
+
+        In a strict run (no stale base allowed) one that comes before the start ends the run.
+        """
+        text = self.persistence.refusal(hello)
+        if (text is not None and self.config.max_base_lag == 0
+                and self.scheduler.phase == Phase.WAITING):
+            self._record(actions.Record(failure_record("layout_hash_mismatch", text)))
+            self._exit(actions.Exit(EXIT_NOT_RESUMABLE, text))
+        return text
+
     def _open_session(self, hello: Hello) -> None:
         config = self.config
         self.merging = Merging(config, hello.layout, self.workers, self.loop, self)
         self.store = self.merging.store
+        for fragment, loaded in enumerate(self.persistence.take_loaded()):
+            self.store.adopt(fragment, loaded.params, version=loaded.version, state=loaded.state)
         self.session = hello
         depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
         # Spares: a push per learner and round in flight, and two bf16 images of the next commits.
@@ -271,20 +292,39 @@ class Driver:
         self.merging.start(action)
 
     def _publish(self, action: actions.Publish) -> None:
-        self.publish_ns = self.loop.now_ns()
+        if self.publish_ns is None:
+            self.publish_ns = self.loop.now_ns()
         self.merging.publish(action.step)
         self.commits += 1
 
     def _save(self, action: actions.Save) -> None:
         versions = [self.store.current(fragment)
                     for fragment in range(len(self.session.layout.fragments))]
+        if action.kind == "final-state":
+            self._save_final_state(action, versions)
+        elif self.persistence.saver is None:
+            self.handle(events.Saved(action.kind, action.step))
+        else:
+            if action.kind == "round" and action.step > 0:
+                self.publish_ns = self.loop.now_ns()
+                prepared = self.merging.prepared[action.step]
+                versions[prepared.fragment] = prepared.result
+            self.persistence.save(action, versions, self.session,
+                                  lambda outcome: self.loop.post(self._saved, outcome))
+
+    def _saved(self, outcome: Outcome) -> None:
+        if outcome.defect is not None:
+            self.fatal(outcome.defect)
+        self.handle(events.Saved(outcome.kind, outcome.step, outcome.error))
+
+    def _save_final_state(self, action: actions.Save, versions: list[Any]) -> None:
         path = self.config.final_state
 
         def run() -> str | None:
             try:
                 write_final_state(path, [version.params for version in versions])
-            except OSError as error:
-                return f"{path}: {error.strerror}"
+            except CheckpointError as error:
+                return str(error)
             return None
 
         def done(problem: str | None, error: BaseException | None) -> None:

@@ -11,19 +11,23 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import ExitStack
 from typing import Any
 
 from ..config import Config
 from ..core import events
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
+from ..store.atomic import WriteError
 from .admission import Admission, BindError, listen
-from .driver import Driver, Ending
+from .driver import EXIT_NOT_RESUMABLE, Driver, Ending
 from .log import Log
 from .loop import Loop
+from .persistence import Persistence
 from .tape import Tape
 from .workers import Workers
 
-EXIT_FAILED, EXIT_NOT_BINDABLE = 1, 3
+EXIT_FAILED, EXIT_NOT_BINDABLE, EXIT_NOT_WRITTEN = 1, 3, 5
+NO_FAILURES = (0, 130, 143)
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
 
@@ -32,26 +36,28 @@ class Server:
     """A bound server; `run` serves until the run ends and returns the exit status.
 
     Raises `BindError` when the address cannot be listened on, `ConfigError` when a file cannot be
-    opened. `address` is (host, port) as bound. `stop` may be called from any thread.
+    opened, `CheckpointError` when a checkpoint cannot be resumed. `address` is (host, port) as
+    bound. `stop` may be called from any thread.
     """
 
     def __init__(self, config: Config, log: Log | None = None):
         self.config = config
         self.log = log or Log(config.log_level, config.log_format)
-        self.loop = Loop()
-        try:
+        with ExitStack() as undo:
+            self.loop = Loop()
+            undo.callback(self.loop.close)
+            self.persistence = Persistence(config, self.log)
+            undo.callback(self.persistence.close)
             sock = listen(config.bind_host, config.port)
-        except BindError:
-            self.loop.close()
-            raise
-        try:
+            undo.callback(sock.close)
             self.tape = open_tape(config)
-        except ConfigError:
-            sock.close()
-            self.loop.close()
-            raise
+            if self.tape is not None:
+                undo.callback(self.tape.close)
+            self.persistence.begin()
+            undo.pop_all()
         self.workers = Workers(self.loop)
-        self.driver = Driver(config, self.loop, self.workers, self.log, self.tape)
+        self.driver = Driver(config, self.loop, self.workers, self.log, tape=self.tape,
+                             persistence=self.persistence)
         self.admission = Admission(self.loop, config, self.log, sock, self.driver)
         self.driver.admission = self.admission
         self.address = self.admission.address
@@ -108,7 +114,7 @@ class Server:
         return Ending(EXIT_FAILED, f"internal error: {type(error).__name__}: {error}")
 
     def _say(self, ending: Ending) -> None:
-        self.log.write("ERROR" if ending.status == EXIT_FAILED else "INFO", ending.text,
+        self.log.write("INFO" if ending.status in NO_FAILURES else "ERROR", ending.text,
                        {"status": ending.status})
 
     # --------------------------------------------------------------------------------- the end
@@ -123,6 +129,7 @@ class Server:
                 self.admission.say_farewell(group.channels, group.control, [])
         self._poll_until(lambda: not self.admission.farewells, None)
         self.workers.close()
+        self.persistence.close()
         self.driver.close()
 
     def _poll_until(self, reached: Any, limit_ns: int | None) -> None:
@@ -162,6 +169,9 @@ def serve(config: Config) -> int:
     except BindError as error:
         print(f"syncer: {error}", file=sys.stderr)
         return EXIT_NOT_BINDABLE
+    except CheckpointError as error:
+        print(f"syncer: {error}", file=sys.stderr)
+        return EXIT_NOT_WRITTEN if isinstance(error, WriteError) else EXIT_NOT_RESUMABLE
     return server.run()
 
 

@@ -37,7 +37,17 @@ def configurations(draw):
         "sync_interval_steps": draw(st.sampled_from([0.0, 4.0])),
         "quorum_timeout_s": draw(st.sampled_from([1, 10])),
         "final_ack_timeout_s": 10_000,
+        **draw(st.sampled_from([{}, {}, {"every": 1}, {"every": 2}, {"every": 3},
+                                {"every": 2, "background_checkpoint": True}]).map(checkpoints)),
     }
+
+
+def checkpoints(options: dict) -> dict:
+    """Settings of a run that writes a checkpoint every so many steps, or none."""
+    if not options:
+        return {}
+    return {"checkpoint_path": "c", "checkpoint_every": options["every"],
+            "background_checkpoint": options.get("background_checkpoint", False)}
 
 
 class Fleet:
@@ -323,7 +333,8 @@ def test_a_signal_frees_everything_at_once(options, operations, signal):
             getattr(fleet, name)(*arguments)
     if fleet.driver.exit is None:
         fleet.feed(ev.Stop(signal))
-        fleet.saved()
+        for _ in range(3):  # a write under way, one in the background, and that of the last cut
+            fleet.saved()
         assert fleet.driver.exit.status == 128 + signal
     assert fleet.scheduler.deadline_ns() is None
 

@@ -1,5 +1,6 @@
 """Rules of the configuration and its profile hash, against the published golden values."""
 
+import dataclasses
 import math
 
 import pytest
@@ -31,6 +32,27 @@ def test_profile_hash_with_every_optional_part_is_the_published_one():
         quorum=2, grace_ms=0, heloco=False, max_base_lag=0, equal_weights=True,
         require_binding=True, checkpoint=True, checkpoint_every=1, resume=True, mark_final=True))
     assert digest.hex() == "b904a25c417a24deef77b8526c4e982a13a35c65d331a4cafb74e579b584d4b7"
+
+
+def test_the_published_hash_from_a_configuration():
+    run = config(quorum=2, grace_ms=0, delta_correction="none", max_base_lag=0,
+                 learner_weight="equal", require_profile_binding=True, checkpoint_path="c",
+                 checkpoint_every=1, resume=True, mark_final_checkpoint=True)
+    assert run.profile_hash.hex() == (
+        "b904a25c417a24deef77b8526c4e982a13a35c65d331a4cafb74e579b584d4b7")
+    fresh = dataclasses.replace(run, resume=False)
+    assert fresh.profile_hash != run.profile_hash
+    assert fresh.profile_hash == fresh.saved_profile_hash == run.saved_profile_hash
+
+
+def test_how_a_checkpoint_is_written_leaves_the_hash():
+    plain = config(checkpoint_path="c")
+    for change in (dict(checkpoint_path="d"), dict(background_checkpoint=True),
+                   dict(checkpoint_format="yeto-v3"), dict(checkpoint_keep=3),
+                   dict(checkpoint_retries=3), dict(checkpoint_direct=True)):
+        assert config(**dict(checkpoint_path="c") | change).profile_hash == plain.profile_hash
+    assert plain.profile_hash != config().profile_hash
+    assert plain.profile_hash != config(checkpoint_path="c", checkpoint_every=2).profile_hash
 
 
 @pytest.mark.parametrize("change", [
@@ -118,6 +140,19 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
     (dict(heloco_c_ok=-1.5), "--heloco-c-ok -1.5"),
     (dict(heloco_eps=0.0), "--heloco-eps 0"),
     (dict(heloco_kappa=math.inf), "--heloco-kappa inf"),
+    (dict(checkpoint_every=0), "--checkpoint-every 0"),
+    (dict(checkpoint_format="pickle"), "--checkpoint-format pickle"),
+    (dict(checkpoint_path="c", checkpoint_keep=-1), "--checkpoint-keep -1"),
+    (dict(checkpoint_path="c", checkpoint_retries=-1), "--checkpoint-retries -1"),
+    (dict(mark_final_checkpoint=True), "--mark-final-checkpoint has no effect without --c"),
+    (dict(background_checkpoint=True), "--background-checkpoint has no effect without --c"),
+    (dict(checkpoint_keep=1), "--checkpoint-keep has no effect without --c"),
+    (dict(checkpoint_format="yeto-v3"), "--checkpoint-format has no effect without --c"),
+    (dict(checkpoint_path="c", checkpoint_every=1, background_checkpoint=True),
+     "--checkpoint-every 1"),
+    (dict(checkpoint_path="c", checkpoint_format="yeto-v3", outer_optimizer="sgd"),
+     "--checkpoint-format yeto-v3"),
+    (dict(no_verify=True), "--no-verify has no effect without --resume"),
     (dict(expected_island_contract=b"x"), "--expected-island-contract has 1 bytes"),
     (dict(host="0.0.0.0"), "--host 0.0.0.0"),
     (dict(host="example.org"), "--host example.org"),

@@ -16,6 +16,10 @@ COMPANIONS = {
     "dn_activation": ["--outer-optimizer", "delayed-nesterov"],
     "carry_gamma": ["--late-carry"], "max_carry_lag": ["--late-carry"],
     "carry_answers_round": ["--late-carry"], "q_min": CAPACITY, "learner_capacity": CAPACITY,
+    **{name: ["--checkpoint-path", "c"] for name in (
+        "background_checkpoint", "mark_final_checkpoint", "checkpoint_keep", "checkpoint_direct",
+        "checkpoint_format", "checkpoint_retries")},
+    "no_verify": ["--resume"],
     "soft_deadline_s": CAPACITY, "robust": ["--quorum", "3"],
 }
 """Flags without which one has no effect."""

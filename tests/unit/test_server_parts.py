@@ -17,6 +17,7 @@ from syncer.server.log import Log
 from syncer.server.loop import POSTED_PER_TURN, READ, Handler, Loop
 from syncer.server.tape import Tape, TapeError
 from syncer.server.workers import Job, Workers
+from syncer.store.atomic import WriteError
 
 
 @pytest.fixture
@@ -271,7 +272,7 @@ def test_a_final_state_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(WriteError, match="No space"):
         write_final_state(path, [np.zeros(3, np.float32)])
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
