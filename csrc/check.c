@@ -203,8 +203,8 @@ static void golden(check *c, int family, float **v) {
 static const size_t lengths[] = {0,   1,   2,    3,    4,    5,    7,     8,     9,     15,   16,
                                  17,  23,  31,   32,   33,   63,   64,    65,    127,   128,  255,
                                  256, 257, 509,  511,  512,  513,  1021,  4095,  4096,  4097, 4103,
-                                 8191, 16383, 16384, 16385, 32767, 32768, 32777};
-#define LONGEST 32777
+                                 8191, 16383, 16384, 16385, 32767, 32768, 32777, 65543};
+#define LONGEST 65543
 
 /* Special values strewn into random ones: zeros, subnormals, bf16 ties, largest, not finite. */
 static const uint32_t special[] = {0x00000000, 0x80000000, 0x00000001, 0x807FFFFF, 0x00800000,

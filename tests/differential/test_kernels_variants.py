@@ -9,7 +9,7 @@ from tests.differential.kernel_cases import CASES, run_case
 
 SHORT = [*range(20), 23, 24, 25, 29, 31, 32, 33, 47, 61, 63, 64, 65, 127, 128, 129]
 BLOCKS = [251, 255, 256, 257, 509, 511, 512, 513, 1021, 4095, 4096, 4097, 4099, 8191]
-LONG = [16381, 16383, 16384, 16385, 32767, 32768, 32769, 49157]
+LONG = [16381, 16383, 16384, 16385, 32767, 32768, 32769, 49157, 65535, 65536, 65537, 131_075]
 STREAMED = (8 << 20) // 4 + 37  # past the size from which outputs bypass the cache
 FAST = [
     (name, variant)
