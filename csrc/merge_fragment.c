@@ -25,6 +25,8 @@ static void combine(const sm_job *job, const sm_work *work, size_t at, size_t n,
         int begun = 0;
         for (size_t l = 0; l < job->learners; l++) {
             if (work->share[l].norm == 0.0 && work->directed) continue;
+            if (work->share[l].turn != SM_KEEP)
+                sm_expect(job->gradient[l] + at + s + len, sm_smaller(SM_STRIP, n - s - len));
             const float *d = sm_corrected(job, work, l, at + s, len, strip);
             (begun++ ? blend->accumulate : blend->first)(out + s, d, work->share[l].k, len);
         }
@@ -121,8 +123,16 @@ static void pass_remeasure(sm_job *job, sm_work *work, size_t tensor, size_t blo
         size_t at = sm_element(job, tensor, b), n = sm_extent(job, tensor, b);
         for (size_t l = 0; l < job->learners; l++) {
             if (work->share[l].turn == SM_KEEP) continue;
-            for (size_t s = 0; s < n; s += SM_STRIP)
-                sm_corrected(job, work, l, at + s, sm_smaller(SM_STRIP, n - s), scratch + s);
+            /* what is corrected next: the next learner, or the first one's next block */
+            int last = l + 1 == job->learners;
+            size_t ahead = last ? at + n : at;
+            if (ahead + n > job->plan->offset[job->plan->tensors]) ahead = at;
+            const float *next = job->gradient[last ? 0 : l + 1] + ahead;
+            for (size_t s = 0; s < n; s += SM_STRIP) {
+                size_t len = sm_smaller(SM_STRIP, n - s);
+                sm_expect(next + s, len);
+                sm_corrected(job, work, l, at + s, len, scratch + s);
+            }
             sk_active.reduce->sumsq(scratch, n, work->sums + 3 * l * work->stride + b);
         }
     }
