@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(shell find csrc syncer -name '*.[ch]' -not -path 'syncer/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-kernels build docs clean
+.PHONY: help demo test lint bench bench-kernels build docs kill-test bench-store clean
 
 help:  ## list the targets
 	@awk -F ':.*## *' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,12 @@ test: $(VENV)/.test  ## build, install with the test extra, and run the whole te
 
 lint: $(VENV)/.test  ## check style and imports
 	$(BIN)/ruff check .
+
+kill-test: $(VENV)/.test  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
+	$(BIN)/python -m tests.e2e.killed --kills 200
+
+bench-store: $(VENV)/.test  ## checkpoint speed against raw disk speed (writes 2 GiB files here)
+	$(BIN)/python -m pytest benchmarks/bench_store.py --benchmark-only -s
 
 bench: $(VENV)/.test  ## run every benchmark; each prints a ratio to a reference of the same run
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s

@@ -345,11 +345,12 @@ class ServerProcess(Hosting):
     """`python -m syncer.server` as its own process on a free port; `with` ends it."""
 
     def __init__(self, directory: Path, *flags: str, learners: int = 1, steps: int = 1,
-                 environment: dict[str, str] | None = None, wait: bool = True):
+                 environment: dict[str, str] | None = None, wait: bool = True,
+                 module: tuple[str, ...] = ("syncer.server",)):
         self.learners = []
         self.log_path = directory / f"server-{os.urandom(4).hex()}.log"
         self.log = LogFile(self.log_path)
-        command = [sys.executable, "-m", "syncer.server", "--learners", str(learners),
+        command = [sys.executable, "-m", *module, "--learners", str(learners),
                    "--total-steps", str(steps), "--port", "0", "--log-format", "json",
                    "--sync-interval-steps", "0", *flags]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SYNCER_", "YETO_"))}
