@@ -63,6 +63,8 @@ def room_of(dotted: str) -> str:
     parts = dotted.split(".")[1:]
     if parts[:2] == ["core", "layout"]:
         return "core.layout"
+    if parts[1:] == ["command"]:
+        return "cli"  # a room's part of the command line
     return parts[0] if parts else "__init__"
 
 
