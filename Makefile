@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(shell find csrc syncer -name '*.[ch]' -not -path 'syncer/*.c' -o -name '*.pyx' -o -name '*.pxd')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench bench-kernels build docs kill-test bench-store clean
+.PHONY: $(shell sed -n "s,^\([a-z-]*\):.*\#\#.*,\1,p" Makefile)
 
 help:  ## list the targets
 	@awk -F ':.*## *' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ bench: $(VENV)/.test  ## run every benchmark; each prints a ratio to a reference
 
 bench-kernels: $(VENV)/.test  ## run the kernel benchmarks only (no network, no root)
 	$(BIN)/python -m pytest benchmarks/bench_kernels.py --benchmark-only -s
+
+wheels: $(VENV)/.test  ## build x86_64 and aarch64 wheels and an sdist into dist/, and check each
+	.ci/wheels $(BIN)/python
 
 build: $(VENV)/.test  ## rebuild the compiled modules in place
 	$(BIN)/python setup.py -q build_ext --inplace
