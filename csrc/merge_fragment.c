@@ -152,11 +152,18 @@ static void average(const sm_job *job, sm_work *work) {
         work->share[l].k = (float)(job->weight[l] / job->weight_sum);
 }
 
+/* Factor that makes a unit vector of a gradient, times `weight`. One so short (all subnormal) that the
+ * factor is no f32 has no direction that could be added: 0, which changes nothing in a sum. */
+static float unit_factor(double weight, double norm) {
+    float k = (float)(weight / norm);
+    return isfinite(k) ? k : 0.0f;
+}
+
 static void direct(const sm_job *job, sm_work *work) {
     work->directed = 1;
     for (size_t l = 0; l < job->learners; l++)
         if (work->share[l].norm != 0.0)
-            work->share[l].k = (float)((job->weight[l] / job->weight_sum) / work->share[l].norm);
+            work->share[l].k = unit_factor(job->weight[l] / job->weight_sum, work->share[l].norm);
 }
 
 static void pass_direction(sm_job *job, sm_work *work, size_t tensor, size_t block, size_t blocks,
@@ -249,7 +256,7 @@ static void finish_fold(sm_job *job, sm_work *work, size_t tensor) {
     sm_share *share = &work->share[0];
     if (job->fold.direction == NULL) return;
     job->fold.radial[tensor] += share->norm * job->fold.weight;
-    if (share->norm != 0.0) share->k = (float)(job->fold.factor / share->norm);
+    if (share->norm != 0.0) share->k = unit_factor(job->fold.factor, share->norm);
 }
 
 static void pass_fold(sm_job *job, sm_work *work, size_t tensor, size_t block, size_t blocks,

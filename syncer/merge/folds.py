@@ -8,6 +8,7 @@ With d a gradient after clipping and correction, w its weight and n its norm per
   avg        S += f32(w)*d, W += w;  at the close S * f32(1/W)
   rda        also V += f32(w/n)*d (n not 0) and R += n*w; at the close, with D the norm of V,
              V * f32((R/W)/D), or S * f32(1/W) if D < 1e-12
+             (a factor w/n that is no finite f32 counts as 0: so short a push has no direction)
   exact      w is 1/M for the factors of S and V, so that S itself is the average
 
 A fold keeps S, for rda V, and the push it is adding: never more than two arrays and one gradient. A
@@ -32,6 +33,9 @@ Gradient = Any | Callable[[], Any]
 """An f32 array of the fragment's length, or a call that decodes it when it is needed."""
 
 FOLDS = ("batch", "exact", "streaming")
+WEIGHT_MAX = 2.0**96
+"""Largest weight of a streaming fold, where it is a factor of its own as f32: counters are u64, and
+their extremes must not make a sum infinite. No run comes near it."""
 
 
 class Fold:
@@ -114,6 +118,7 @@ class StreamingFold(Fold):
 
     def add(self, learner: int, generation: int, weight: float,
             gradient: Gradient) -> list[Member]:
+        weight = min(weight, WEIGHT_MAX)
         with self._lock:
             self._fold((learner, generation), weight, weight, gradient)
         return [(learner, generation)]

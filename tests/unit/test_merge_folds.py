@@ -132,6 +132,16 @@ def test_iso_fragments_can_stream():
     assert folded.params == pytest.approx(batch.params, rel=1e-5)
 
 
+@pytest.mark.parametrize("mode", [AVG, RDA])
+def test_extremes_of_counters_and_of_length_do_not_end_a_streaming_round(mode):
+    store = store_of(mode, (6,), outer_optimizer="sgd")
+    fold = store.fold(0, "streaming")
+    fold.add(0, 1, float(2**64 - 1) ** 2, gradient(3.0))
+    fold.add(1, 1, 1.0, gradient(1e-44))
+    params = store.publish(store.prepare_fold(1, fold)).params
+    assert params == pytest.approx(-gradient(3.0), rel=1e-6)
+
+
 def test_a_fold_clips_to_a_value():
     store = store_of(AVG, clip_norm=1.0)
     fold = store.fold(0, "streaming")

@@ -129,6 +129,23 @@ def test_a_zero_gradient_has_no_direction_but_counts_in_the_radius():
     assert commit(store, push([0, 0], [0, 4])).params == pytest.approx([0, -2.0], rel=1e-6)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_gradient_too_short_for_a_unit_vector_has_no_direction(threads):
+    """All subnormal: w/n is beyond f32. It counts in the radius, and does not end the run."""
+    g0 = np.linspace(-1, 1, 70_000, dtype=np.float32)
+    tiny = np.full(70_000, 1e-44, np.float32)
+    store = store_of(RDA, (70_000,), lr=1.0, momentum=0.0, threads=threads,
+                     outer_optimizer="sgd")
+    params = commit(store, push(g0, tiny, weights=[1.0, 1.0])).params
+    n0, n1 = reference.norm(g0), reference.norm(tiny)
+    out = np.float32(0.5 / n0) * g0
+    expected = out * np.float32((n0 + n1) / 2.0 / reference.norm(out))
+    assert (-params).tobytes() == expected.tobytes()
+    alone = commit(store_of(RDA, (70_000,), lr=1.0, momentum=0.0, outer_optimizer="sgd"),
+                   push(tiny)).params
+    assert (-alone).tobytes() == tiny.tobytes()
+
+
 def test_subnormals_are_not_flushed():
     tiny = np.float32(1e-44)
     store = store_of(AVG, (1,), lr=1.0, momentum=0.0)
