@@ -1,5 +1,5 @@
 # Buffer = any object with the buffer protocol; f32 arrays must be C-contiguous and 4-byte aligned.
-from collections.abc import Buffer
+from typing_extensions import Buffer
 
 class Sha256:
     digest_size: int
