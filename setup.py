@@ -32,7 +32,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-COMMON_FLAGS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
+COMMON_FLAGS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall",
+                "-g0"]  # Python's own flags may ask for debug symbols: four times the size
 KERNEL_FLAGS = ["-O3", "-Wextra", "-fno-strict-aliasing"]
 KERNELS_MODULE = "syncer.kernels._native"
 
