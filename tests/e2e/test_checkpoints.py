@@ -31,7 +31,7 @@ from tests.e2e.scripted import (
     ServerThread,
     wait_until,
 )
-from tests.store.cuts import names_in, version_of
+from tests.store.cuts import Faulty, names_in, version_of
 
 STEPS = 9
 INIT = [np.linspace(-1, 1, f.numel, dtype=np.float32) for f in MIXED.fragments]
@@ -515,3 +515,26 @@ def test_a_failed_start_gives_the_path_back(tmp_path):
         Server(tape)
     assert not names_in(tmp_path)
     assert not os.path.exists(f"{config.checkpoint_path}.lock")
+
+
+@pytest.mark.parametrize("call", ["free_bytes", "create", "write", "sync", "close", "link",
+                                  "rename", "sync_directory"])
+def test_a_fault_at_any_call_of_a_save_ends_the_run_with_status_5(tmp_path, call):
+    """Version 0 is written; step 1 fails at one call and is never seen; the file is that of 0."""
+    path = tmp_path / "c"
+    with (
+        ServerThread(tmp_path, total_steps=9, pipeline=1, checkpoint_path=str(path),
+                     checkpoint_every=1, checkpoint_retries=0) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        before = {"write": 2, "link": 1}.get(call, 1)
+        server.server.persistence.saver.files = Faulty(before, only=call, times=99)
+        start(learner)
+        train(learner, 1)
+        learner.ended()
+        assert set(learner.versions.values()) == {0}
+        assert server.wait() == 5
+        (line,) = server.log.find("checkpoint (round) of step 1 could not be written", status=5)
+        assert "Input/output error; the file that was there is unchanged" in line["message"]
+    assert names_in(tmp_path) == {"c", server.log_path.name}
+    assert facts_of(path).step == 0
