@@ -224,4 +224,5 @@ def test_rounds_go_on_during_a_background_write(benchmark, directory):
     benchmark.extra_info["ratio"] = ratio
     benchmark.pedantic(lambda: None)
     print(f"\ngap between commits while a checkpoint is written, against without: longest "
-          f"{ratio:.2f} x, 95th percentile {most:.2f} x; fragment pairs still held afterwards: {max(spares):.1f}")
+          f"{ratio:.2f} x, 95th percentile {most:.2f} x; fragment pairs "
+          f"still held afterwards: {max(spares):.1f}")
