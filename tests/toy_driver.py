@@ -45,7 +45,7 @@ class ToyDriver:
         self.config = config
         self.fragments = fragments
         self.scheduler = Scheduler(config, resumed)
-        self.watch = Watch(self.scheduler)
+        self.watch = Watch(self.scheduler, -1 if resumed is None else resumed.step)
         self.values = [0.0] * fragments
         self.versions = list(self.scheduler.versions) or [0] * fragments
         self.folds: dict[int, list] = {}

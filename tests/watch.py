@@ -30,7 +30,8 @@ class Payload:
 class Watch:
     """Follows one run; every method raises AssertionError when a rule is broken."""
 
-    def __init__(self, scheduler):
+    def __init__(self, scheduler, durable_step: int = -1):
+        """durable_step: of the checkpoint that the scheduler was resumed from, -1 for none."""
         self.scheduler = scheduler
         self.config = scheduler.config
         self.owned: dict[int, Payload] = {}
@@ -50,7 +51,7 @@ class Watch:
         self.exit: act.Exit | None = None
         self.saves: list[act.Save] = []
         self.initial = scheduler.global_step  # or the initial cut is out
-        self.durable = self.published if scheduler.global_step else -1
+        self.durable = durable_step
 
     def event(self, event):
         """Before the scheduler sees an event."""

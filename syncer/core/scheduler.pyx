@@ -160,6 +160,10 @@ cdef class Scheduler(Admission):
     cdef int on_hello(self, object event) except -1:
         cdef Member member
         if self.phase >= Phase.STOPPING:
+            # An ERROR would end the learner. That is for the end of training; after anything else
+            # the run may be resumed, so this HELLO stays unanswered and the learner dials again.
+            if self.final_cut is None or not self.final_cut.complete():
+                return 0
             return self.emit(act.Refuse(event.connection, "the run has ended"))
         if not 0 <= event.learner < self.policy.learners:
             return self.emit(act.Refuse(

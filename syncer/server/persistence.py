@@ -14,6 +14,7 @@ from ..core import actions, events
 from ..errors import CheckpointError, CheckpointMismatch
 from ..merge.optimizers import OPTIMIZERS
 from ..store.facts import Cut, Facts, optimizer_facts
+from ..store.files import FILES
 from ..store.lock import PathLock
 from ..store.reader import Checkpoint, Loaded
 from ..store.resume import check_resumable
@@ -76,10 +77,20 @@ class Persistence:
                     f"{rl_contract(facts.fingerprint, identity).hex()}, which "
                     f"--expected-island-contract asks for, found {facts.contract.hex()}")
             self.loaded = checkpoint.load(verify=not config.no_verify)
+        self._settle_name()
         self.facts = facts
         self.resumed = events.Resumed(
             facts.step, len(facts.numels), facts.fingerprint,
             {learner: list(entry) for learner, entry in facts.ledger.items()})
+
+    def _settle_name(self) -> None:
+        """The process before may have died between its rename and the fsync of the directory: what
+        is read here could then still give way to the older file, after others have seen it."""
+        try:
+            FILES.sync_directory(os.path.dirname(os.path.realpath(self.path)))
+        except OSError as error:
+            raise CheckpointError(f"--resume: the directory of {self.path} cannot be made durable "
+                                  f"(fsync): {error.strerror}") from None
 
     def begin(self) -> None:
         """The server listens: say where the run stands. Raises `WriteError` if a marker of an end

@@ -8,14 +8,17 @@ another order gives the final parameters bit for bit, and so does every learner 
 
 from __future__ import annotations
 
+from syncer.core import events as ev
 from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.sim.clock import MS, SECOND, World
+from tests.sim.disk import Disk
 from tests.sim.learner import SimLearner
-from tests.sim.server import SimServer, shuffled
+from tests.sim.server import SimServer, optimizer_of, shuffled
 from tests.toy_driver import toy_config
 
-FAULTS = ("drop", "restart", "dial_again", "garbage", "stall", "crash", "leave")
+FAULTS = ("drop", "restart", "dial_again", "garbage", "stall", "kill", "power", "signal", "leave")
+RESTARTS = (5, 128 + 15)                         # a checkpoint failed, a signal: started again
 
 
 class Fleet:
@@ -49,8 +52,14 @@ class Fleet:
         self.tape: list[dict] = []
         self.merged: list[tuple] = []
         self.initial: dict = {}
-        self.crashes = 0
-        self.server: SimServer | None = SimServer(world, self.config, self.settings)
+        self.cuts: dict[int, list[bytes]] = {}
+        self.disk = None
+        if self.config.checkpoint_path is not None:
+            self.disk = Disk(world, world.between(1, 5000), self.config.checkpoint_format)
+            self.disk.fault_chance = rng.choice([0, 0, 0.05, 0.3])
+            world.after(self.faults_end_ns, self.heal_disk)
+        self.server: SimServer | None = SimServer(world, self.config, self.settings,
+                                                  disk=self.disk)
         self.learners = [SimLearner(world, self, i, self.settings)
                          for i in range(self.learner_count)]
         if self.faults:
@@ -71,7 +80,9 @@ class Fleet:
             "sync_interval_steps": rng.choice([0.0, 0.0, 4.0]),
             "outer_lr": 0.5,
             "merge_threads": 1,
+            "final_state": rng.choice([None, "f"]),
         }
+        options |= self.draw_checkpoints()
         if fixed:
             return options
         options["start_learners"] = rng.randint(1, learners)
@@ -88,15 +99,29 @@ class Fleet:
             options |= {"fold": "streaming"}
         return options
 
+    def draw_checkpoints(self) -> dict:
+        """None, every step, now and then, or now and then in the background."""
+        rng = self.world.rng
+        kind = rng.choice(["none", "none", "round", "periodic", "background"])
+        if kind == "none":
+            return {}
+        return {"checkpoint_path": "c", "checkpoint_every": 1 if kind == "round" else
+                rng.randint(2, 6), "background_checkpoint": kind == "background",
+                "mark_final_checkpoint": rng.random() < 0.5,
+                "checkpoint_format": rng.choice(["safetensors", "yeto-v3"])}
+
     # ---- faults ----------------------------------------------------------------------------------
 
     def fault(self) -> None:
-        if self.world.now_ns >= self.faults_end_ns or self.server.exit is not None:
+        ended = self.server.exit is not None and not self.server.crashed
+        if ended or self.world.now_ns >= self.faults_end_ns:
             return
         kind = self.world.rng.choice(self.faults)
         learner = self.world.rng.choice(self.learners)
-        if kind == "crash":
-            self.crash()
+        if kind in ("kill", "power"):
+            self.crash(kind)
+        elif kind == "signal":
+            self.server.handle(ev.Stop(15))
         elif kind == "stall":
             learner.stalled_until_ns = self.world.now_ns + self.world.between(100, 20_000) * MS
         elif kind == "leave":
@@ -106,22 +131,62 @@ class Fleet:
             getattr(learner, kind)()
         self.world.after(self.fault_gap_ns * self.world.between(0.3, 3), self.fault)
 
-    def crash(self) -> None:
-        """The server dies and a new one takes up the last committed cut a little later."""
-        if self.server.crashed or self.server.exit is not None:
-            return
-        if self.server.scheduler.phase > 1:  # the run is over: what would be resumed is the end
-            return
-        self.collect()
-        state = self.server.crash()
-        self.crashes += 1
-        self.marks.add("server crash")
-        self.world.after(self.world.between(10, 5000) * MS, self.resume, state)
+    def heal_disk(self) -> None:
+        self.disk.fault_chance = 0.0
 
-    def resume(self, state: dict | None) -> None:
-        self.server = SimServer(self.world, self.config, self.settings, state)
+    def crash(self, kind: str) -> None:
+        """The server dies and a new one takes up what is left a little later.
+
+        Without checkpoints that is the last committed cut, and the end is not played twice.
+        """
+        server = self.server
+        if server.crashed or server.exit is not None:
+            return
+        if self.disk is None and server.scheduler.phase > 1:
+            return
+        self.marks.add(f"server lost: {kind}")
+        server.crash(kind == "power")
+        self.replace_server()
+
+    def replace_server(self) -> None:
+        """Collect what the process left behind, and start the next one."""
+        self.collect()
+        self.world.after(self.world.between(10, 5000) * MS, self.resume, self.server)
+
+    def resume(self, old: SimServer) -> None:
+        state = (old.last_cut() if self.disk is None else
+                 self.disk.load(optimizer_of(self.config), self.config.total_steps))
         if state is not None:
-            self.marks.add("resumed")
+            self.marks.add("resumed" if state["step"] < self.config.total_steps else
+                           "resumed at the end")
+            self.check_resumed(state, old)
+        step = -1 if state is None else state["step"]
+        self.cuts = {t: cut for t, cut in self.cuts.items() if t <= step}
+        self.tape = [record for record in self.tape if record.get("step", 0) <= step]
+        self.merged = [entry for entry in self.merged if entry[0] <= step]
+        if self.disk is not None and step < self.config.total_steps:
+            self.disk.unmark()
+        self.server = SimServer(self.world, self.config, self.settings, state, self.disk)
+        if old.shown_step > step:
+            # Learners keep anchors that this history has not got: they start from its cut, too.
+            self.marks.add("rolled back")
+            for learner in self.learners:
+                learner.restart()
+
+    def check_resumed(self, state: dict, old: SimServer) -> None:
+        """13: what is on the disk is one cut of this run, and with every step saved the newest."""
+        step = state["step"]
+        if old.in_cut is not None and old.in_cut[0] == step and (
+                not self.merged or self.merged[-1][0] < step):
+            self.marks.add("resumed at a step that nobody had seen")
+            self.merged.append(old.in_cut)
+        params = [entry[1].tobytes() for entry in state["cut"]]
+        if step == 0 and self.disk is None:
+            self.cuts[0] = params
+        assert step in self.cuts, f"13: a checkpoint of step {step}, which never was"
+        assert params == self.cuts[step], f"13: the checkpoint of step {step} is no cut of this run"
+        if self.disk is None or self.config.checkpoint_every == 1:
+            assert step >= old.shown_step, f"12: step {old.shown_step} was shown, {step} is left"
 
     def refused(self, learner: SimLearner, error: Exception) -> None:
         """A learner was told off: only for what it did, which the faults of this run explain."""
@@ -133,6 +198,7 @@ class Fleet:
         self.marks |= self.server.marks
         self.tape += self.server.tape
         self.merged += self.server.merged
+        self.cuts |= self.server.cuts
         if self.server.initial:
             self.initial = self.server.initial
 
@@ -140,7 +206,7 @@ class Fleet:
 
     def play(self, callbacks_max: int = 400_000) -> None:
         """Run to the end. AssertionError if the fleet gets stuck after its faults have stopped."""
-        while self.server.exit is None:
+        while not self.over():
             assert self.world.step(), "nothing is left to happen"
             assert self.world.done < callbacks_max, (
                 f"stuck at step {self.server.scheduler.global_step} of "
@@ -150,6 +216,17 @@ class Fleet:
         while self.world.now_ns < end_ns and self.world.step():
             pass
         self.collect()
+
+    def over(self) -> bool:
+        """Has the run ended? A server that ended for a reason that passes is started again."""
+        server = self.server
+        if server.exit is None or server.crashed:
+            return False
+        passes = server.exit.status in RESTARTS or "final-state" in server.exit.text
+        if passes:
+            server.crashed = True
+            self.replace_server()
+        return not passes
 
     def check(self) -> None:
         exit_action = self.server.exit

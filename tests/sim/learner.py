@@ -141,6 +141,9 @@ class SimLearner:
             frame = session.acknowledge()
             if self.link is not None:
                 self.link.control("up", frame)
+        elif session.phase is Phase.ACKNOWLEDGING and self.link is not None and (
+                self.world.chance(0.1)):
+            self.link.control("up", session.acknowledge())  # the server may be another one now
         if session.phase is Phase.SHUT_DOWN:
             self.done = True
 

@@ -17,6 +17,7 @@ from syncer.core import events as ev
 from syncer.core.scheduler import Scheduler
 from syncer.errors import NumericsError, RemoteProtocolError
 from syncer.merge import FragmentStore
+from syncer.store.facts import Cut, optimizer_facts
 from syncer.wire import encode, messages
 from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, Msg, bulk_dtype
 from syncer.wire.frames import FrameReader, Reassembly
@@ -24,6 +25,8 @@ from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.limits import Limits
 from syncer.wire.session import session_refusal
 from tests.sim.clock import MS, World
+from tests.sim.disk import Disk
+from tests.sim.marks import Marks
 from tests.sim.network import Link
 from tests.watch import Watch
 
@@ -51,23 +54,25 @@ class Group:
         self.ended = False
         self.decoding: deque = deque()
         self.left = False
-        self.catching_up: list[int] | None = None
+        self.catching_up: dict[int, tuple] | None = None
         self.catch_up_sends = False
         self.delivered: dict[int, int] = {}
 
 
 class SimServer:
-    """One server process."""
+    """One server process. disk: of its checkpoints, None if it writes none."""
 
-    def __init__(self, world: World, config, settings: dict, resumed: dict | None = None):
+    def __init__(self, world: World, config, settings: dict, resumed: dict | None = None,
+                 disk: Disk | None = None):
         self.world = world
+        self.disk = disk
         self.config = config
         self.settings = settings
         self.resumed = resumed
         state = resumed and ev.Resumed(resumed["step"], resumed["fragments"],
                                        resumed["fingerprint"], resumed["ledger"])
         self.scheduler = Scheduler(config, state or None)
-        self.watch = Watch(self.scheduler)
+        self.watch = Watch(self.scheduler, resumed["step"] if resumed else -1)
         self.session: Hello | None = None
         self.store: FragmentStore | None = None
         self.groups: dict[tuple[int, int], Group] = {}
@@ -76,11 +81,15 @@ class SimServer:
         self.prepared: dict[int, Any] = {}
         self.folds: dict[int, Any] = {}
         self.merged: list[tuple] = []
+        self.in_cut: tuple | None = None
+        self.shown_step = -1
+        self.cuts: dict[int, list] = {}
         self.jobs: dict[int, list] = {}
         self.to_sync: list[int] = []
         self.tape: list[dict] = []
         self.initial: dict = {}
         self.marks: set[str] = set()
+        self.observer = Marks(self.scheduler, self.marks)
         self.exit: act.Exit | None = None
         self.crashed = False
         self.queue: deque = deque()
@@ -148,6 +157,8 @@ class SimServer:
                                  state={name: array.copy() for name, array in state.items()})
 
     def message(self, group: Group, msg_type: int, payload) -> None:
+        if group.member is None:                  # not answered: its socket is not read
+            return
         hello, who = group.hello, (group.hello.learner, group.hello.generation)
         if msg_type == Msg.INIT_PARAMS:
             init = messages.parse_init(payload, hello.learner, hello.layout, hello.dtype)
@@ -214,21 +225,27 @@ class SimServer:
             member, group.member = group.member, None
             self.handle(ev.Disconnected(*member))
 
-    def crash(self) -> dict | None:
-        """The process dies. Returns the last committed cut, durable before it was broadcast."""
+    def crash(self, power: bool = False) -> None:
+        """The process dies, or the whole machine: then unsynced bytes go with it."""
         self.crashed = True
         for link in self.links:
             link.cut(self.world.between(1, 500) * MS, 0)
+        if self.disk is not None:
+            (self.disk.power_fails if power else self.disk.process_dies)()
+
+    def last_cut(self) -> dict | None:
+        """The last committed cut out of a dead process: what a run without checkpoints goes on
+        from, as if every commit had been durable."""
         if self.store is None or not all(self.scheduler.initialized):
             return self.resumed                  # nothing newer than what it was started from
-        cut = []
-        for fragment in range(self.scheduler.fragments):
-            version = self.store.current(fragment)
-            cut.append((version.version, version.params.copy(),
-                        {name: array.copy() for name, array in version.state.items()}))
+        cut = [(v.version, v.params.copy(), {name: a.copy() for name, a in v.state.items()})
+               for v in self.versions()]
         return {"step": self.scheduler.global_step, "fragments": self.scheduler.fragments,
                 "fingerprint": self.session.fingerprint, "cut": cut,
                 "ledger": {i: list(e) for i, e in self.scheduler.ledger.items()}}
+
+    def versions(self) -> list:
+        return [self.store.current(f) for f in range(len(self.session.layout.fragments))]
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
@@ -248,7 +265,9 @@ class SimServer:
         if self.exit is not None or self.crashed:
             return
         self.watch.event(event)
+        self.observer.before(event)
         actions = self.scheduler.step(self.world.now_ns, event)
+        self.observer.after(event, actions)
         for action in actions:
             getattr(self, f"do_{type(action).__name__.lower()}")(action)
         self.watch.actions(actions)
@@ -299,20 +318,24 @@ class SimServer:
             body = body.tobytes()
         return current.version, encode.bcast_head(fragment, current.version) + body
 
-    def send_version(self, group: Group, fragment: int) -> int:
-        version, body = self.image(fragment)
+    def send_version(self, group: Group, fragment: int, image: tuple[int, bytes]) -> int:
+        version, body = image
+        self.shown_step = max(self.shown_step, version)
         group.delivered[fragment] = version
         return group.link.chunked("down", Msg.BCAST_FRAGMENT, body)
 
     def do_broadcast(self, action):
+        if self.disk is not None and self.config.checkpoint_every == 1:
+            assert self.disk.durable_step() >= action.version, f"12: {action} is not on the disk"
+        image = self.image(action.fragment)
         for member in action.members:
             group = self.groups.get(member)
             if group is None:
                 continue
             if group.catching_up is None:
-                self.send_version(group, action.fragment)
-            elif action.fragment not in group.catching_up:
-                group.catching_up.append(action.fragment)
+                self.send_version(group, action.fragment, image)
+            else:
+                group.catching_up[action.fragment] = image
         if action.version in self.to_sync:
             self.to_sync.remove(action.version)
             self.queue.append(ev.Synced(action.version, 1000))
@@ -320,13 +343,13 @@ class SimServer:
     def do_catchup(self, action):
         group = self.groups.get((action.learner, action.generation))
         if group is not None:
-            group.catching_up = list(range(self.scheduler.fragments))
+            group.catching_up = {f: self.image(f) for f in range(self.scheduler.fragments)}
             if not group.catch_up_sends:
                 group.catch_up_sends = True
                 self.catch_up_next(group)
 
     def catch_up_next(self, group: Group) -> None:
-        """One fragment at a time, each at its newest version when its turn comes."""
+        """One fragment at a time, each as it was or was broadcast last when its turn comes."""
         if group.left or self.crashed or self.exit is not None:
             return
         if not group.catching_up:
@@ -335,7 +358,8 @@ class SimServer:
             delivered = tuple(group.delivered[f] for f in range(self.scheduler.fragments))
             self.handle(ev.CaughtUp(*group.member, delivered))
             return
-        left_ns = self.send_version(group, group.catching_up.pop(0))
+        fragment = next(iter(group.catching_up))
+        left_ns = self.send_version(group, fragment, group.catching_up.pop(fragment))
         self.world.after(left_ns - self.world.now_ns, self.catch_up_next, group)
 
     def do_openfold(self, action):
@@ -387,14 +411,46 @@ class SimServer:
         prepared, parts = self.prepared.pop(action.step)
         self.store.publish(prepared)
         self.merged.append((action.step, action.fragment, parts))
+        self.note_cut(action.step, self.versions())
         if action.step < self.config.total_steps:
             self.to_sync.append(action.step)
 
     def do_save(self, action):
-        delay_ns = self.world.between(1, 1000) * MS
-        self.world.after(delay_ns, self.handle, ev.Saved(action.kind, action.step))
+        """Through the real writer onto the simulated disk; the final state is only time."""
+        if action.kind == "final-state" or self.disk is None:
+            broken = self.disk is not None and self.world.chance(self.disk.fault_chance)
+            self.world.after(self.world.between(1, 1000) * MS, self.handle, ev.Saved(
+                action.kind, action.step, "Input/output error" if broken else None))
+            return
+        versions = self.versions()
+        if action.kind == "round" and action.step > 0:
+            prepared, parts = self.prepared[action.step]
+            versions[prepared.fragment] = prepared.result
+            self.in_cut = (action.step, prepared.fragment, parts)
+        self.note_cut(action.step, versions)
+        hello = self.session
+        cut = Cut.of(action.step, versions, action.ledger, fingerprint=hello.fingerprint,
+                     contract=hello.contract, layout=hello.layout,
+                     optimizer=optimizer_of(self.config), profile_hash=bytes(32))
+        self.marks.add(f"saved {action.kind}" + (" in the background" if action.background else ""))
+        held = [(v, v.params.tobytes()) for v in versions]
+
+        def done(error: str | None) -> None:
+            for version, before in held:
+                assert version.params.tobytes() == before, "13: a cut changed while it was written"
+            held.clear()
+            if error is not None:
+                self.marks.add(f"not saved: {action.kind}")
+            self.handle(ev.Saved(action.kind, action.step, error))
+
+        self.disk.save(cut, done, let_go=action.background,
+                       mark=action.kind == "final" and self.config.mark_final_checkpoint)
+
+    def note_cut(self, step: int, versions: list) -> None:
+        self.cuts[step] = [version.params.tobytes() for version in versions]
 
     def do_sendfinal(self, action):
+        self.shown_step = action.step
         group = self.groups.get((action.learner, action.generation))
         if group is None:
             return
@@ -412,17 +468,22 @@ class SimServer:
                 self.groups[member].link.control("down", encode.encode_shutdown())
 
     def do_log(self, action):
-        self.marks.add(action.fields.get("reason", action.text))
+        pass
 
     def do_record(self, action):
         self.tape.append(action.fields)
-        self.marks.update(f"tape {key}" for key in ("carried", "released", "joined")
-                          if key in action.fields)
 
     def do_exit(self, action):
         self.exit = action
         for link in self.links:
             link.close_after(2000 * MS)
+
+
+def optimizer_of(config) -> dict:
+    """The outer optimizer as a checkpoint states it."""
+    return optimizer_facts(config.outer_optimizer, lr=config.outer_lr,
+                           momentum=config.outer_momentum, dn_period=config.dn_period,
+                           dn_activation=config.dn_activation)
 
 
 def shuffled(items: list, seed: int) -> list:

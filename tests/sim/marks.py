@@ -1,0 +1,114 @@
+"""Which rare paths a simulated run has taken; a run of many seeds must take them all.
+
+Reads events, actions and the scheduler's public state; must not change anything or judge.
+"""
+
+from __future__ import annotations
+
+from syncer.core import actions as act
+from syncer.core import events as ev
+from syncer.core.round import RoundState
+
+REQUIRED = frozenset({
+    # joining and leaving
+    "late joiner pulled into open round", "rebound outstanding pull", "recovery replay",
+    "superseded tail", "exact fold rebuilt", "final cut again", "a learner was refused",
+    # deadlines
+    "quorum timeout: new frozen-membership attempt", "soft deadline", "grace ran out",
+    "quorum timeout: relaunch deferred, too few learners", "capacity shrink",
+    "quorum timeout: missing learners of the fixed roster pulled again",
+    # pushes
+    "Duplicate", "OutOfRound", "UnexpectedMember", "FutureBase", "StaleBase",
+    "stale push under an exact fold", "stale base-relative delta admitted", "tape released",
+    # late carry
+    "late push carried into round", "late push waits for the next round", "carry answers",
+    "carry_lag_exceeded", "carry_superseded", "carried delta survives a relaunch", "tape carried",
+    # commits and saves
+    "merged before its turn", "background save waited for", "commits held for a save",
+    "saved round", "saved periodic", "saved periodic in the background", "saved final",
+    "saved shutdown", "saved budget-cutoff", "not saved: round", "not saved: periodic",
+    "not saved: final", "not saved: shutdown", "signal while a step was written",
+    # servers that end and begin
+    "resumed", "server lost: kill", "server lost: power", "ended with status 5",
+    "ended with status 143", "rolled back", "resumed at a step that nobody had seen",
+    "resumed at the end", "learner-budget cutoff checkpoint written", "second process of a budget",
+})
+
+
+class Marks:
+    """Watches one server process; `found` grows."""
+
+    def __init__(self, scheduler, found: set[str]):
+        self.scheduler = scheduler
+        self.config = scheduler.config
+        self.found = found
+        self.folds: dict[int, int] = {}
+        self.finals: set[int] = set()
+        self.expected: dict[int, int] = {}
+
+    def before(self, event) -> None:
+        scheduler = self.scheduler
+        self.expected = {round.step: len(round.slots) for round in scheduler.gathering}
+        if isinstance(event, ev.CaughtUp):
+            current = scheduler.members.current[event.learner]
+            if current is None or current.generation != event.generation:
+                self.found.add("superseded tail")
+        elif isinstance(event, ev.Stop) and scheduler.saves.outstanding == "round":
+            self.found.add("signal while a step was written")
+        elif isinstance(event, ev.MergeDone) and event.step > scheduler.global_step + 1:
+            self.found.add("merged before its turn")
+
+    def after(self, event, actions: list) -> None:
+        scheduler, saves = self.scheduler, self.scheduler.saves
+        if saves.wanted is not None and saves.in_background:
+            self.found.add("background save waited for")
+        ready = scheduler.rounds.get(scheduler.global_step + 1)
+        if ready is not None and ready.state == RoundState.READY and saves.outstanding:
+            self.found.add("commits held for a save")
+        if isinstance(event, ev.Disconnected) and self.config.quorum_capacity is not None and any(
+                len(round.slots) < self.expected.get(round.step, 0)
+                for round in scheduler.gathering):
+            self.found.add("capacity shrink")
+        for action in actions:
+            name = f"on_{type(action).__name__.lower()}"
+            if hasattr(self, name):
+                getattr(self, name)(action)
+
+    def on_log(self, action) -> None:
+        reason = action.fields.get("reason", action.text)
+        self.found.add(reason)
+        if reason == "StaleBase" and self.config.fold == "exact":
+            self.found.add("stale push under an exact fold")
+        if "new frozen-membership attempt" in reason and (
+                self.scheduler.rounds[action.fields["step"]].carried):
+            self.found.add("carried delta survives a relaunch")
+
+    def on_record(self, action) -> None:
+        fields = action.fields
+        self.found.update(f"tape {key}" for key in ("carried", "released", "joined")
+                          if key in fields)
+        if "responded" in fields:
+            pushed = {entry["id"] for entry in fields["responders"]}
+            if not set(fields["responded"]) <= pushed:
+                self.found.add("carry answers")
+
+    def on_openfold(self, action) -> None:
+        if self.folds.get(action.step) == action.attempt:
+            self.found.add("exact fold rebuilt")
+        self.folds[action.step] = action.attempt
+
+    def on_startmerge(self, action) -> None:
+        """Why did it close?"""
+        round = self.scheduler.rounds[action.step]
+        if round.answered >= len(round.slots):
+            return
+        due = self.scheduler.now_ns >= round.grace_deadline_ns
+        self.found.add("grace ran out" if due else "soft deadline")
+
+    def on_sendfinal(self, action) -> None:
+        if action.learner in self.finals:
+            self.found.add("final cut again")
+        self.finals.add(action.learner)
+
+    def on_exit(self, action: act.Exit) -> None:
+        self.found.add(f"ended with status {action.status}")
