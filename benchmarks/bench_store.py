@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +30,10 @@ from syncer.store.facts import Cut, expected_version
 from syncer.store.reader import CHUNK_BYTES, Checkpoint
 from syncer.store.saver import Saver
 from syncer.store.writer import write_checkpoint
+from syncer.wire import encode
+from syncer.wire.constants import DTYPE_BF16, Msg
+from syncer.wire.messages import Push
+from tests.e2e.scripted import ScriptedLearner, ServerProcess, to_wire
 
 GIB = float(os.environ.get("SYNCER_BENCH_GIB", "2"))
 FRAGMENTS = 8
@@ -176,53 +182,89 @@ def test_verified_load_against_the_digests_alone(benchmark, directory, versions)
     report(benchmark, "verified load, against hashing the same bytes in memory", *found)
 
 
-def gaps_s(store: FragmentStore, gradient: np.ndarray, first: int, running) -> tuple[float, float]:
-    """Commits fragment after fragment while `running()`: the longest time between two commits, and
-    the 95th percentile of these times."""
-    gaps, step, last = [], first, time.perf_counter()
-    while running() or len(gaps) < 2 * FRAGMENTS:
-        fragment = (step - 1) % FRAGMENTS
-        store.publish(store.prepare(fragment, step, [(0, 1, 1.0, gradient)]))
-        now = time.perf_counter()
-        gaps.append(now - last)
-        last, step = now, step + 1
-    return max(gaps), statistics.quantiles(gaps, n=20)[-1]
+def outer_steps(log: list[dict]) -> list[float]:
+    """When each step was over, in seconds, as the server's log says."""
+    return [moment(line) for line in log if line["message"] == "outer step"]
 
 
-def test_rounds_go_on_during_a_background_write(benchmark, directory):
-    """The gap between commits with a write under way, against without."""
+def moment(line: dict) -> float:
+    return datetime.fromisoformat(line["time"]).timestamp()
+
+
+def longest_gaps(log: list[dict]) -> tuple[list[float], list[float]]:
+    """Of each write in the background: the longest time between two steps while it went on, and in
+    as many steps after it."""
+    during, after = [], []
+    steps = outer_steps(log)
+    gaps = [(b - a, a, b) for a, b in pairwise(steps)]
+    for line in log:
+        if line["message"] == "checkpoint written" and line["kind"] == "periodic":
+            end = moment(line)
+            begin = end - line["seconds"]
+            inside = [gap for gap, a, b in gaps if b > begin and a < end]
+            later = [gap for gap, a, _ in gaps if a >= end][: len(inside)]
+            if len(later) == len(inside):
+                during.append(max(inside))
+                after.append(max(later))
+    return during, after
+
+
+@pytest.mark.parametrize("more", [(), ("--checkpoint-direct",)], ids=["cached", "direct"])
+def test_rounds_go_on_during_a_background_write(benchmark, directory, more):
+    """A real server and a learner that answers at once: the longest time between two outer steps
+    while a checkpoint is written in the background, against as many steps without one."""
     layout = Layout(tuple(FragmentLayout(RDA, (NUMEL,)) for _ in range(FRAGMENTS)))
-    store = FragmentStore(layout, lr=0.7, momentum=0.9, threads=1)
-    rng = np.random.default_rng(2)
-    for p in range(FRAGMENTS):
-        store.adopt(p, rng.standard_normal(NUMEL, dtype=np.float32))
-    gradient = rng.standard_normal(NUMEL, dtype=np.float32)
-    gaps_s(store, gradient, 1, lambda: False)
-    saver = Saver(directory / "background")
-    pairs, spares = [], []
-    for turn in range(TURNS):
-        first = 1 + (turn + 1) * 100 * FRAGMENTS
-        settled()
-        alone = gaps_s(store, gradient, first, lambda: False)
-        settled()
-        done = threading.Event()
-        cut = Cut.of(first - 1 - (first - 1) % FRAGMENTS, [
-            SimpleNamespace(version=v, params=store.current(p).params, state=store.current(p).state)
-            for p in range(FRAGMENTS)
-            for v in [expected_version(first - 1 - (first - 1) % FRAGMENTS, p, FRAGMENTS)]
-        ], {}, fingerprint=bytes(32), contract=bytes(32), layout=None,
-            optimizer={"name": "nesterov"}, profile_hash=bytes(32))
-        before = store.live_bytes
-        saver.save("periodic", cut, lambda outcome, done=done: done.set(), let_go=True)
-        del cut
-        during = gaps_s(store, gradient, first, lambda done=done: not done.is_set())
-        assert done.wait(600)
-        pairs.append((during[0] / alone[0], during[1] / alone[1]))
-        spares.append((store.live_bytes - before) / (8 * NUMEL))
-    saver.close()
-    ratio, most = (statistics.median(column) for column in zip(*pairs, strict=True))
+    every, steps = 6 * FRAGMENTS, 6 * FRAGMENTS * (TURNS + 1)
+    values = np.random.default_rng(2).standard_normal(NUMEL, dtype=np.float32)
+    with (
+        ServerProcess(directory, "--checkpoint-path", str(directory / "run"), "--checkpoint-every",
+                      str(every), "--background-checkpoint", "--pipeline", "2", *more,
+                      steps=steps, environment={"SYNCER_CHECK": "0"}) as server,
+        ScriptedLearner(server.port, 0, layout, dtype=DTYPE_BF16) as learner,
+    ):
+        learner.send_init([values] * FRAGMENTS)
+        delta = to_wire(values * 1e-3, DTYPE_BF16)
+        for step in range(1, steps + 1):
+            pull = learner.pull(step)
+            head = encode.push_head(Push(0, pull.fragment, step, pull.attempt,
+                                         learner.versions[pull.fragment], step, 1, 1,
+                                         memoryview(b"")))
+            learner.send_bulk(Msg.PUSH_FRAGMENT, head, delta)
+            learner.seen.clear()
+        learner.take_cut()
+        learner.close()
+        server.wait()
+        during, after = longest_gaps(server.log.lines())
+    ratio = statistics.median(during) / statistics.median(after)
     benchmark.extra_info["ratio"] = ratio
     benchmark.pedantic(lambda: None)
-    print(f"\ngap between commits while a checkpoint is written, against without: longest "
-          f"{ratio:.2f} x, 95th percentile {most:.2f} x; fragment pairs "
-          f"still held afterwards: {max(spares):.1f}")
+    print(f"\nlongest gap between outer steps during a background write {more}, against without: "
+          f"{ratio:.2f} x   ({statistics.median(during):.3f} s, {statistics.median(after):.3f} s, "
+          f"median of {len(during)})")
+
+
+def test_memory_of_a_background_write(benchmark, directory):
+    """Fragment pairs that are held beyond the current ones, while a write is under way."""
+    layout = Layout(tuple(FragmentLayout(RDA, (NUMEL // 8,)) for _ in range(FRAGMENTS)))
+    store = FragmentStore(layout, lr=0.7, momentum=0.9, threads=1)
+    for p in range(FRAGMENTS):
+        store.adopt(p, np.zeros(NUMEL // 8, np.float32))
+    gradient = np.ones(NUMEL // 8, np.float32)
+    before = store.live_buffers
+    saver = Saver(directory / "background")
+    done = threading.Event()
+    cut = Cut.of(0, [store.current(p) for p in range(FRAGMENTS)], {}, fingerprint=bytes(32),
+                 contract=bytes(32), layout=None, optimizer={"name": "nesterov"},
+                 profile_hash=bytes(32))
+    saver.save("periodic", cut, lambda outcome: done.set(), let_go=True)
+    del cut
+    step, most = 0, 0.0
+    while not done.is_set() or step < FRAGMENTS:
+        step += 1
+        store.publish(store.prepare((step - 1) % FRAGMENTS, step, [(0, 1, 1.0, gradient)]))
+        extra = (store.live_buffers - before) / 2
+        most = max(most, extra / step)
+    saver.close()
+    benchmark.extra_info["ratio"] = most
+    benchmark.pedantic(lambda: None)
+    print(f"\nspare fragment pairs per commit during a background write: at most {most:.2f}")
