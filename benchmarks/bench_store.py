@@ -209,17 +209,21 @@ def longest_gaps(log: list[dict]) -> tuple[list[float], list[float]]:
     return during, after
 
 
+@pytest.mark.parametrize("pace_ms", [500, 0])
 @pytest.mark.parametrize("more", [(), ("--checkpoint-direct",)], ids=["cached", "direct"])
-def test_rounds_go_on_during_a_background_write(benchmark, directory, more):
+def test_rounds_go_on_during_a_background_write(benchmark, directory, more, pace_ms):
     """A real server and a learner that answers at once: the longest time between two outer steps
-    while a checkpoint is written in the background, against as many steps without one."""
+    while a checkpoint is written in the background, against as many steps without one. With a round
+    every half second, which is short for a model of this size, and as fast as it goes."""
     layout = Layout(tuple(FragmentLayout(RDA, (NUMEL,)) for _ in range(FRAGMENTS)))
-    every, steps = 6 * FRAGMENTS, 6 * FRAGMENTS * (TURNS + 1)
+    every = (2 if pace_ms else 6) * FRAGMENTS
+    steps = every * (TURNS + 1)
     values = np.random.default_rng(2).standard_normal(NUMEL, dtype=np.float32)
     with (
         ServerProcess(directory, "--checkpoint-path", str(directory / "run"), "--checkpoint-every",
                       str(every), "--background-checkpoint", "--pipeline", "2", *more,
-                      steps=steps, environment={"SYNCER_CHECK": "0"}) as server,
+                      "--min-round-interval-ms", str(pace_ms), steps=steps,
+                      environment={"SYNCER_CHECK": "0"}) as server,
         ScriptedLearner(server.port, 0, layout, dtype=DTYPE_BF16) as learner,
     ):
         learner.send_init([values] * FRAGMENTS)
@@ -238,7 +242,8 @@ def test_rounds_go_on_during_a_background_write(benchmark, directory, more):
     ratio = statistics.median(during) / statistics.median(after)
     benchmark.extra_info["ratio"] = ratio
     benchmark.pedantic(lambda: None)
-    print(f"\nlongest gap between outer steps during a background write {more}, against without: "
+    print(f"\nlongest gap between outer steps during a background write, {pace_ms} ms "
+          f"apart {more}, against without: "
           f"{ratio:.2f} x   ({statistics.median(during):.3f} s, {statistics.median(after):.3f} s, "
           f"median of {len(during)})")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +24,10 @@ from .marker import remove_marker, write_marker
 from .writer import write_checkpoint
 
 FSYNCS = ("sync", "sync_directory")
+BACKGROUND_NICE = 10
+"""Of a write while rounds go on. On two busy cores the longest pause of a merge was 85 ms without
+it and 50 ms with it, and the write took 1.0 s instead of 0.65 s. Never so nice that it would starve
+while it holds the interpreter's lock."""
 
 
 class Outcome(NamedTuple):
@@ -91,10 +96,27 @@ class Saver:
                 job = self.jobs.popleft()
             if job is None:
                 return
-            outcome = self._run(job)
+            outcome = self._run_aside(job) if job.let_go else self._run(job)
             done = job.done
             del job  # a waiting thread must not hold the last cut's memory
             done(outcome)
+
+    def _run_aside(self, job: _Job) -> Outcome:
+        """On a thread that gives way to the rounds that go on meanwhile, and its digests too (a
+        thread starts with the niceness of the one that starts it). A thread may not become less
+        nice again, so it is a thread of its own."""
+        found: list[Outcome] = []
+
+        def work() -> None:
+            if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
+            found.append(self._run(job))
+
+        thread = threading.Thread(target=work, name="syncer-checkpoint-aside", daemon=True)
+        thread.start()
+        thread.join()
+        return found[0]
 
     def _run(self, job: _Job) -> Outcome:
         begun = time.monotonic()

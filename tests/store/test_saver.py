@@ -16,7 +16,7 @@ from syncer.store.files import Files
 from syncer.store.lock import PathLock
 from syncer.store.marker import marker_path
 from syncer.store.reader import Checkpoint
-from syncer.store.saver import Outcome, Saver
+from syncer.store.saver import BACKGROUND_NICE, Outcome, Saver
 from syncer.store.writer import write_checkpoint
 from tests.store.cuts import Faulty, copy_of, make_cut, names_in
 
@@ -259,3 +259,22 @@ def test_many_takers_of_one_lock(tmp_path):
 def test_a_directory_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="name a file in a directory"):
         PathLock(tmp_path / "nowhere" / "c")
+
+
+def test_a_write_in_the_background_gives_way(tmp_path, outcomes):
+    """Its thread is nicer than the others; a write that somebody waits for is not."""
+    if sys.platform != "linux":
+        pytest.skip("niceness of a single thread is known on Linux only")
+    seen = []
+
+    class Watching(Files):
+        def sync(self, descriptor):
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            super().sync(descriptor)
+
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    saver = saver_of(tmp_path, files=Watching())
+    run_one(saver, copy_of(make_cut(8)), outcomes, let_go=True)
+    run_one(saver, make_cut(9), outcomes)
+    saver.close()
+    assert seen == [max(usual, BACKGROUND_NICE), usual]
