@@ -30,7 +30,8 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         prog="syncer", allow_abbrev=False,
         description="Parameter server and learners of Decoupled DiLoCo training.",
         epilog="syncer COMMAND --help shows the settings of a command.")
-    parser.add_argument("--version", action="version", version=f"syncer {__version__}")
+    parser.add_argument("--version", action="store_true",
+                        help="show the version; with -v also the kernels that run here")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, text) in COMMANDS.items():
         if name == command:
@@ -40,11 +41,21 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def show_version(verbose: bool) -> int:
+    """Prints the version, and with `verbose` what `syncer kernels` prints."""
+    print(f"syncer {__version__}")
+    if verbose:
+        print(importlib.import_module(COMMANDS["kernels"][0]).report())
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status; a user's mistake is one sentence."""
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), None)
     try:
+        if set(words) in ({"--version"}, {"--version", "-v"}):
+            return show_version(verbose="-v" in words)
         args = build_parser(command).parse_args(words)
         return importlib.import_module(COMMANDS[args.command][0]).run(args)
     except SyncerError as error:

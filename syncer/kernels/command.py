@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from syncer import kernels
 
@@ -21,6 +22,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         help="compute golden results with every variant and compare each with portable; "
         "exit status 1 if a bit is wrong",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -42,10 +44,15 @@ def report() -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the report, with --check also the failures; returns the exit status."""
+    failures = kernels.check() if args.check else []
+    if args.json:
+        wrong = [dict(zip(("family", "variant", "what", "length"), each, strict=True))
+                 for each in failures]
+        print(json.dumps({**kernels.describe(), **({"wrong": wrong} if args.check else {})}))
+        return 1 if failures else 0
     print(report())
     if not args.check:
         return 0
-    failures = kernels.check()
     for family, variant, what, length in failures:
         print(f"WRONG     {family} {variant}: {what}, length {length}")
     print(f"{len(failures)} checks failed" if failures else "all kernel checks passed")

@@ -23,6 +23,10 @@ def test_help_lists_every_command():
 
 def test_version():
     assert syncer("--version").stdout == f"syncer {__version__}\n"
+    verbose = syncer("--version", "-v").stdout.splitlines()
+    assert verbose[0] == f"syncer {__version__}"
+    assert [line.split()[0] for line in verbose[1:]] == [
+        "sha256", "codec", "blend", "reduce", "cpu", "compiler", "openmp"]
 
 
 @pytest.mark.parametrize("argv", [

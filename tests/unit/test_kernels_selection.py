@@ -77,6 +77,9 @@ def test_describe_and_command(capsys: pytest.CaptureFixture) -> None:
     assert command.run(parser.parse_args(["kernels"])) == 0
     assert f"[{facts['codec']['active']}]" in capsys.readouterr().out
     assert command.run(parser.parse_args(["kernels", "--check"])) == 0
+    capsys.readouterr()
+    assert command.run(parser.parse_args(["kernels", "--check", "--json"])) == 0
+    assert json.loads(capsys.readouterr().out) == {**kernels.describe(), "wrong": []}
     assert capsys.readouterr().out.endswith("all kernel checks passed\n")
 
 
@@ -84,5 +87,5 @@ def test_command_fails_when_a_check_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(kernels, "check", lambda: [("codec", "avx2", "q4 decode", 257)])
-    assert command.run(argparse.Namespace(check=True)) == 1
+    assert command.run(argparse.Namespace(check=True, json=False)) == 1
     assert "WRONG     codec avx2: q4 decode, length 257\n1 checks failed" in capsys.readouterr().out
