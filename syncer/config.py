@@ -114,6 +114,7 @@ class Config:
     checkpoint_keep: int = 0
     checkpoint_retries: int = 1
     checkpoint_direct: bool = False
+    learner_budget_steps: int | None = None
     final_state: str | None = None
     event_tape: str | None = None
     write_timeout_s: int = 180
@@ -180,7 +181,8 @@ class Config:
             max_base_lag=self.max_base_lag, equal_weights=self.learner_weight == "equal",
             require_binding=self.require_profile_binding,
             checkpoint=self.checkpoint_path is not None, checkpoint_every=self.checkpoint_every,
-            resume=resume, mark_final=self.mark_final_checkpoint, later=self._later_features(),
+            resume=resume, mark_final=self.mark_final_checkpoint,
+            learner_budget_steps=self.learner_budget_steps, later=self._later_features(),
         )
 
     def _later_features(self) -> dict[str, object]:
@@ -199,7 +201,7 @@ class Config:
             "dn_period": (1, U32), "start_learners": (1, U32), "start_timeout_s": (1, SECONDS_MAX),
             "q_min": (1, U32), "max_carry_lag": (0, U32),
             "checkpoint_every": (1, I63), "checkpoint_keep": (0, 10**6),
-            "checkpoint_retries": (0, 1000),
+            "checkpoint_retries": (0, 1000), "learner_budget_steps": (1, U32),
         }
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
@@ -275,7 +277,8 @@ class Config:
              ("q_min", "learner_capacity", "soft_deadline_s")),
             ("--checkpoint-path", self.checkpoint_path is not None,
              ("mark_final_checkpoint", "background_checkpoint", "checkpoint_keep",
-              "checkpoint_direct", "checkpoint_format", "checkpoint_retries")),
+              "checkpoint_direct", "checkpoint_format", "checkpoint_retries",
+              "learner_budget_steps")),
             ("--resume", self.resume, ("no_verify",)),
         ):
             for name in () if holds else names:
@@ -342,6 +345,11 @@ class Config:
                 "--background-checkpoint cannot be used with --checkpoint-every "
                 f"{self.checkpoint_every}: a checkpoint of every step must be durable before the "
                 "step is seen; give --checkpoint-every 2 or more")
+        for name in ("resume", "mark_final_checkpoint"):
+            if self.learner_budget_steps is not None and getattr(self, name):
+                raise ConfigError(
+                    f"--learner-budget-steps cannot be used with {flag(name)}: the checkpoint of a "
+                    "budget run is the beginning of another one, which resumes it without a budget")
         if self.checkpoint_format == "yeto-v3" and self.outer_optimizer != "nesterov":
             raise ConfigError(
                 f"--checkpoint-format yeto-v3 cannot hold the state of --outer-optimizer "

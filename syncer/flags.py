@@ -74,6 +74,9 @@ OPTIONS = (
            "errors of one save that may pass by and are tried again"),
     Option("checkpoint_direct", "switch", "", "checkpoint",
            "write past the page cache, where the file system can"),
+    Option("learner_budget_steps", "int", "B", "checkpoint",
+           "for benchmarks: when every learner has taken B steps, write an unmarked checkpoint and "
+           "end", unset="off"),
     Option("event_tape", "path", "FILE", "run",
            "append one JSON line per merge and event to this file", unset="not written"),
     Option("port", "int", "PORT", "network",

@@ -6,8 +6,6 @@ tests.watch sees every event and action. Merges and catch-ups are answered by th
 
 from __future__ import annotations
 
-from dataclasses import fields
-from types import SimpleNamespace
 from typing import Any
 
 from syncer.config import Config
@@ -19,20 +17,12 @@ from tests.watch import Payload, Watch
 MS = 1_000_000
 
 
-def toy_config(**given: Any) -> Config | SimpleNamespace:
+def toy_config(**given: Any) -> Config:
     """Configuration of the scenarios: no pacing, no correction, short grace, one round at a time,
-    unless given. A run with a learner budget, which is no flag yet, gets it as a further attribute.
-    """
+    unless given."""
     settings = {"learners": 1, "total_steps": 2, "grace_ms": 20, "pipeline": 1,
                 "sync_interval_steps": 0.0, "delta_correction": "none", **given}
-    budget = settings.pop("learner_budget_steps", None)
-    config = Config(**settings)
-    if budget is None:
-        return config
-    names = [field.name for field in fields(Config)]
-    names += ["fixed_roster", "final_ack_timeout_resolved_s"]
-    return SimpleNamespace(**{name: getattr(config, name) for name in names},
-                           learner_budget_steps=budget)
+    return Config(**settings)
 
 
 class ToyDriver:

@@ -124,7 +124,7 @@ class Watch:
         member = (action.learner, action.generation)
         assert member not in self.connected, f"{member} admitted twice"
         self.connected.add(member)
-        self.held.discard(member)
+        self.held -= {older for older in self.held if older[0] == action.learner}
         self.sent[member] = {}
 
     def release(self, payload):

@@ -26,6 +26,7 @@ cdef class Membership:
     cdef Member find(self, object learner, object generation)
     cdef bint is_current(self, Member member)
     cdef Member admit(self, object learner, object generation)
+    cdef int promote(self, Member member) except -1
     cdef Member leave(self, object learner, object generation)
     cdef int hold(self, Member member) except -1
     cdef int unhold(self, Member member, tuple delivered) except -1

@@ -3,8 +3,8 @@
 Pure state; knows nothing of rounds. Must not read a clock: every time is an argument.
 
 A *member* is one connection of a learner: (learner id, generation). `current(L)` is the member of
-the newest accepted HELLO of L, or nobody once that one has gone: an older connection that is still
-open may answer the pulls it got, but is never promoted again, because its catch-up is out of date.
+the newest accepted HELLO of L, or nobody once that one has gone. An older connection that is still
+open may answer the pulls it got; it becomes current again only by `promote`, with a new catch-up.
 """
 
 
@@ -74,6 +74,14 @@ cdef class Membership:
         self.current[member.learner] = member
         self.newest[member.learner] = generation
         return member
+
+    cdef int promote(self, Member member) except -1:
+        """A connected member of a learner without a current one is its current, newest one."""
+        self.current[member.learner] = member
+        self.newest[member.learner] = member.generation
+        self.current_count += 1
+        self.launchable_count += not member.held
+        return 0
 
     cdef Member leave(self, object learner, object generation):
         """Forget a connection; None if it was not known. Never removes a newer generation."""

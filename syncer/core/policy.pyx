@@ -1,6 +1,6 @@
 """A run's configuration in the units of the round logic, and the rules that are pure arithmetic.
 
-Read once from a validated `syncer.config.Config`; one without a learner budget has that mode off.
+Read once from a validated `syncer.config.Config`.
 Must not hold anything that changes during a run.
 """
 
@@ -54,7 +54,7 @@ cdef class Policy:
         self.carry_answers = self.late_carry and config.carry_answers_round
         self.carry_gamma = config.carry_gamma
         self.max_carry_lag = config.max_carry_lag
-        self.budget_steps = getattr(config, "learner_budget_steps", None) or 0
+        self.budget_steps = config.learner_budget_steps or 0
 
     cdef double weight(self, object push) except? -1:
         """Raw weight of a push: 1, or tokens^2 / steps in f64, multiply then divide; 0 without steps."""

@@ -126,7 +126,8 @@ cdef class Scheduler(Admission):
         cdef object kind = type(event)
         if kind is Push:
             if self.phase <= Phase.RUNNING:
-                return self.on_push(event)
+                self.on_push(event)
+                return self.sign_of_life(self.members.find(event.learner, event.generation))
             self.emit(act.Release(event.payload))
             return self.on_progress(event)
         if kind is Tick:
@@ -228,14 +229,36 @@ cdef class Scheduler(Admission):
     cdef int on_progress(self, object event) except -1:
         """A sign of life with a step count: a heartbeat, or a push that comes after the gate."""
         cdef Member member
+        if self.phase == Phase.ENDED:
+            return 0
         if self.phase == Phase.CUTOFF:
             if event.local_step <= self.policy.budget_steps:
                 self.budget.renew(event.learner, self.now_ns)
             return 0
         member = self.members.find(event.learner, event.generation)
-        if member is not None and self.members.is_current(member):
+        if member is None:
+            return 0
+        if self.members.is_current(member):
             member.observe(self.now_ns, event.local_step)
-        return 0
+        return self.sign_of_life(member)
+
+    cdef int sign_of_life(self, Member member) except -1:
+        """A push or heartbeat. Of a learner whose newest connection has gone it says that the
+        learner is on this older one: two HELLOs had overtaken each other. It is current again.
+
+        Not done when the newer one goes, because an older one may be open only on this side: nobody
+        is there, and a round would wait for it.
+        """
+        if member is None or self.members.current[member.learner] is not None:
+            return 0
+        self.members.promote(member)
+        self.log("INFO", "older connection is current again",
+                 {"learner": member.learner, "generation": member.generation})
+        if self.phase == Phase.WAITING:
+            return self.start_if_ready()
+        if self.phase == Phase.RUNNING:
+            return self.catch_up(member)
+        return self.send_final_cut() if self.phase == Phase.FINISHING else 0
 
     cdef int on_caught_up(self, object event) except -1:
         """Still current? Then the member is held no more and gets its tail."""

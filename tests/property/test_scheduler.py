@@ -212,7 +212,7 @@ class Fleet:
     def budget(self, chance: int, choice: int):
         """Now and then a learner has spent its budget, in a run that has one."""
         current = [m for m in self.scheduler.members.current if m is not None]
-        steps = getattr(self.driver.config, "learner_budget_steps", None)
+        steps = self.driver.config.learner_budget_steps
         running = self.scheduler.phase in (Phase.RUNNING, Phase.CUTOFF)
         if steps and current and running and chance == 0:
             member = current[choice % len(current)]
@@ -315,7 +315,7 @@ def finished(fleet: Fleet):
     else:
         strict = config.max_base_lag == 0 and "max-base-lag 0" in text
         nobody = not config.fixed_roster and "no learner is connected" in text
-        lease = (getattr(config, "learner_budget_steps", None)
+        lease = (config.learner_budget_steps
                  and "learner budget not reported in time" in text)
         assert strict or nobody or lease, exit_action
 
@@ -364,7 +364,7 @@ def features(rng: random.Random, learners: int) -> dict:
     if kind in ("exact", "streaming"):
         exact = {"quorum": learners, "learner_weight": "equal"} if kind == "exact" else {}
         return {"fold": kind, **exact}
-    return {"learner_budget_steps": 50} if kind == "budget" else {}
+    return {"learner_budget_steps": 50, "checkpoint_path": "c"} if kind == "budget" else {}
 
 
 class Marks:

@@ -12,8 +12,8 @@ from syncer.errors import SyncerError
 from syncer.learner.fragment import Fragment
 from syncer.learner.session import Phase, Session
 from syncer.wire.constants import Msg
-from syncer.wire.encode import push_head
-from syncer.wire.messages import Push
+from syncer.wire.encode import encode_budget_done, push_head
+from syncer.wire.messages import BudgetDone, Push
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.network import Link, default_delay_ns
 
@@ -41,9 +41,7 @@ class SimLearner:
         if self.link is not None:
             self.link.cut()
         layout = self.fleet.layout
-        self.session = Session(layout, self.fleet.fingerprint, learner=self.learner,
-                               dtype=self.fleet.dtype, num_streams=self.settings["streams"],
-                               min_steps_per_sync=self.gate)
+        self.new_session()
         start = np.random.default_rng(7 if self.learner == 0 else self.world.rng.randrange(1 << 30))
         self.values = [start.integers(-8, 8, f.numel).astype(np.float32) for f in layout.fragments]
         self.fragments = [Fragment([values], self.fleet.dtype) for values in self.values]
@@ -51,6 +49,14 @@ class SimLearner:
         self.init_sent = False
         self.world.after(self.world.between(1, 100) * MS, self.connect, self.process)
         self.world.after(self.step_ns, self.train, self.process)
+
+    def new_session(self) -> None:
+        """Forget every version that was seen, and the steps that were counted."""
+        if self.link is not None:
+            self.link.cut()
+        self.session = Session(self.fleet.layout, self.fleet.fingerprint, learner=self.learner,
+                               dtype=self.fleet.dtype, num_streams=self.settings["streams"],
+                               min_steps_per_sync=self.gate)
 
     def connect(self, process: int) -> None:
         if process != self.process or self.session.ended or self.done:
@@ -75,6 +81,9 @@ class SimLearner:
             self.send_init()
         if self.session.phase is Phase.ACKNOWLEDGING:
             link.control("up", self.session.acknowledge())
+        impatient = self.world.now_ns < self.fleet.faults_end_ns
+        if impatient and self.world.chance(self.settings["impatience"]):
+            self.world.after(self.world.between(0.01, 50) * MS, self.dial_again)
 
     def send_init(self) -> None:
         """Anew on every connection until one has carried all of it, as the library does."""
@@ -116,13 +125,28 @@ class SimLearner:
         if process != self.process or self.done or self.session.error is not None:
             return
         self.world.after(self.step_ns * self.world.between(0.8, 1.25), self.train, process)
-        if self.world.now_ns < self.stalled_until_ns:
+        if self.world.now_ns < self.stalled_until_ns or self.budget_spent():
             return
         if self.session.phase is Phase.TRAINING:
             for values in self.values:
                 np.add(values, np.float32(self.world.rng.randrange(-4, 5) / 8), out=values)
             self.session.advance(self.world.rng.randrange(1, 100))
         self.boundary()
+
+    def budget_spent(self) -> bool:
+        """In a run with a step budget: report it spent, again and again, and stand still.
+
+        Steps count from the first broadcast on: before it there is no run to report to.
+        """
+        server = self.fleet.server
+        budget = server.config.learner_budget_steps
+        if budget is None or self.session.phase is not Phase.TRAINING:
+            return False
+        if self.session.steps < budget:
+            return None in self.session.accepted
+        if self.link is not None and self.link in server.links:
+            self.link.control("up", encode_budget_done(BudgetDone(self.session.steps)))
+        return True
 
     def boundary(self) -> None:
         session = self.session
@@ -167,11 +191,11 @@ class SimLearner:
     def dial_again(self) -> None:
         """A second connection while the server still believes in the first (a new generation).
 
-        Never within a second of the first, as clients wait before they dial again: two HELLOs that
-        overtake each other would leave the abandoned connection current.
+        The two HELLOs may overtake each other, and then the abandoned connection is the newer one.
         """
         old = self.link
-        if old is None or self.session.ended or self.world.now_ns - old.born_ns < SECOND:
+        budget = self.fleet.config.learner_budget_steps  # whose report must be of the newest
+        if old is None or budget or self.session.ended:
             return
         self.link = None
         self.session.lost(self.session.connection)

@@ -12,7 +12,8 @@ from syncer.core.round import RoundState
 REQUIRED = frozenset({
     # joining and leaving
     "late joiner pulled into open round", "rebound outstanding pull", "recovery replay",
-    "superseded tail", "exact fold rebuilt", "final cut again", "a learner was refused",
+    "older connection is current again", "superseded tail", "exact fold rebuilt",
+    "final cut again", "a learner was refused",
     # deadlines
     "quorum timeout: new frozen-membership attempt", "soft deadline", "grace ran out",
     "quorum timeout: relaunch deferred, too few learners", "capacity shrink",

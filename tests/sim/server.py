@@ -271,6 +271,19 @@ class SimServer:
         for action in actions:
             getattr(self, f"do_{type(action).__name__.lower()}")(action)
         self.watch.actions(actions)
+        self.bounds()
+
+    def bounds(self) -> None:
+        """No queue grows with the length of the run."""
+        scheduler = self.scheduler
+        for queue in (scheduler.rounds, self.prepared, self.folds, self.jobs):
+            assert len(queue) <= max(scheduler.depth, 1), f"queue of {len(queue)}"
+        if scheduler.late is not None:
+            for waiting in scheduler.late.waiting.values():
+                assert len(waiting) <= self.config.learners, "late pushes pile up"
+        for group in self.groups.values():
+            pulls = self.config.pipeline * 2 + 2
+            assert len(group.decoding) <= pulls * 4 + scheduler.fragments, "pushes pile up"
 
     def arm_timer(self) -> None:
         due = self.scheduler.deadline_ns()
@@ -359,7 +372,9 @@ class SimServer:
             self.handle(ev.CaughtUp(*group.member, delivered))
             return
         fragment = next(iter(group.catching_up))
-        left_ns = self.send_version(group, fragment, group.catching_up.pop(fragment))
+        image, left_ns = group.catching_up.pop(fragment), self.world.now_ns
+        if group.delivered.get(fragment, -1) < image[0]:  # nothing goes out twice
+            left_ns = self.send_version(group, fragment, image)
         self.world.after(left_ns - self.world.now_ns, self.catch_up_next, group)
 
     def do_openfold(self, action):

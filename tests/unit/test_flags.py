@@ -18,7 +18,7 @@ COMPANIONS = {
     "carry_answers_round": ["--late-carry"], "q_min": CAPACITY, "learner_capacity": CAPACITY,
     **{name: ["--checkpoint-path", "c"] for name in (
         "background_checkpoint", "mark_final_checkpoint", "checkpoint_keep", "checkpoint_direct",
-        "checkpoint_format", "checkpoint_retries")},
+        "checkpoint_format", "checkpoint_retries", "learner_budget_steps")},
     "no_verify": ["--resume"],
     "soft_deadline_s": CAPACITY, "robust": ["--quorum", "3"],
 }
