@@ -213,7 +213,10 @@ class Learner:
 
     def _apply_broadcasts(self) -> tuple[tuple[int, int], ...]:
         with self._client.lock:
+            held = self._session.versions
             taken = self._session.take_broadcasts()
+        if any(bcast.version < held[bcast.fragment] for bcast in taken):
+            self._client.say("the server was resumed from an earlier step; following it")
         for bcast in taken:
             self._fragments[bcast.fragment].rebase(bcast.tensor, self._alpha)
         return tuple((bcast.fragment, bcast.version) for bcast in taken)

@@ -8,6 +8,9 @@ reassembly, order of stripes) is a `Connection`; what outlives it is in `Session
 
 * `accepted[f]`: newest broadcast of a fragment as (version, SHA-256). A lower version is dropped,
   an equal one with equal bytes is a replay and is dropped, an equal one with other bytes is fatal.
+  The first one of a fragment on a new connection is what the server holds now: if it is older, or
+  the same with other bytes, the server was resumed from an earlier step, and the learner follows
+  it. Otherwise its anchor would be of a future that never comes, and no push would count again.
 * `broadcasts`: accepted and not yet taken, in order of acceptance. They survive an outage.
 * `pulls`: not yet answered, in order of arrival, each once. They end with their connection: the
   server asks the next generation again.
@@ -160,6 +163,8 @@ class Session:
         self._applied: list[_Applied | None] = [None] * count
         self.last_generation: int | None = None
         self._next_msg_id = 0
+        self._unheard: set[int] = set()
+        """Fragments of which the newest connection has brought no broadcast yet."""
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -174,6 +179,7 @@ class Session:
         self.last_generation = generation
         self.lost(self.connection)
         self.connection = connection
+        self._unheard = set(range(len(self.layout.fragments)))
         return connection
 
     def lost(self, connection: Connection | None) -> None:
@@ -235,35 +241,53 @@ class Session:
 
     def _accept(self, connection, msg_type, message, digest) -> bool:
         if msg_type == Msg.BCAST_FRAGMENT:
-            seen = self.accepted[message.fragment]
-            if not _is_news(message, digest, seen, "BCAST_FRAGMENT"):
-                return False
-            self.accepted[message.fragment] = message.version, digest
-            self.broadcasts.append(message)
-        elif msg_type == Msg.PULL_REQ:
+            return self._accept_broadcast(connection, message, digest)
+        if msg_type == Msg.PULL_REQ:
             if connection is not self.connection or message in self.pulls:
                 return False
             self.pulls.append(message)
-        elif msg_type == Msg.FINAL_FRAGMENT:
+            return True
+        if msg_type == Msg.FINAL_FRAGMENT:
             seen = self._final[message.fragment]
             if not _is_news(message, digest, seen, "FINAL_FRAGMENT"):
                 return False
             self._final[message.fragment] = message.version, digest, message.tensor
-        elif msg_type == Msg.FINAL_MANIFEST:
-            if self.manifest is not None:
-                if message == self.manifest:
-                    return False
-                raise RemoteProtocolError(
-                    f"FINAL_MANIFEST changed: first {self.manifest}, now {message}")
-            self.manifest = message
-            self.phase = Phase.FINALIZING
-        elif msg_type == Msg.SHUTDOWN:
-            if self.phase is not Phase.ACKNOWLEDGING:
-                raise RemoteProtocolError(
-                    f"SHUTDOWN while {self.phase.value}, expected only after FINAL_ACK")
-            self.phase = Phase.SHUT_DOWN
-        else:
-            raise refusal(message)
+            return True
+        if msg_type == Msg.FINAL_MANIFEST:
+            return self._accept_manifest(message)
+        if msg_type == Msg.SHUTDOWN:
+            return self._accept_shutdown()
+        raise refusal(message)
+
+    def _accept_broadcast(self, connection, message: Bcast, digest: bytes) -> bool:
+        if self.connection not in (None, connection):
+            return False  # late: the new connection tells what holds now
+        seen = self.accepted[message.fragment]
+        if message.fragment in self._unheard:
+            self._unheard.discard(message.fragment)
+            if seen == (message.version, digest):
+                return False
+        elif not _is_news(message, digest, seen, "BCAST_FRAGMENT"):
+            return False
+        self.accepted[message.fragment] = message.version, digest
+        self.broadcasts.append(message)
+        return True
+
+    def _accept_manifest(self, manifest: Manifest) -> bool:
+        if self.manifest is not None:
+            if manifest == self.manifest:
+                return False
+            raise RemoteProtocolError(
+                f"FINAL_MANIFEST changed: first {self.manifest}, now {manifest}")
+        self.manifest = manifest
+        self.phase = Phase.FINALIZING
+        return True
+
+    def _accept_shutdown(self) -> bool:
+        if self.phase is not Phase.ACKNOWLEDGING:
+            raise RemoteProtocolError(
+                f"SHUTDOWN while {self.phase.value}, expected only after FINAL_ACK")
+        self.phase = Phase.SHUT_DOWN
         return True
 
     # --- step boundary ---------------------------------------------------------------------------

@@ -107,8 +107,37 @@ def test_what_was_seen_survives_a_reconnect():
     second = session.connect(2)
     assert second.feed(1, bcast(0, 4, 1.0)) == []
     assert [b.version for b in session.take_broadcasts()] == [4]
+    assert second.feed(1, bcast(0, 3, 1.0)) == []
     with pytest.raises(RemoteProtocolError, match="other bytes"):
         second.feed(1, bcast(0, 4, 1.5))
+
+
+@pytest.mark.parametrize(("version", "value"), [(8, 1.0), (12, 2.0)])
+def test_a_server_that_was_resumed_from_an_earlier_step_is_followed(version, value):
+    """Older, or the same version of another history: the first word of a new connection holds."""
+    session = make()
+    session.connect(1).feed(1, bcast(0, 12, 1.0) + bcast(1, 11, 1.0))
+    session.take_broadcasts()
+    second = session.connect(2)
+    assert len(second.feed(1, bcast(0, version, value))) == 1
+    assert second.feed(2, bcast(0, version - 2, 7.0)) == []  # reordered on the way: old news
+    assert len(second.feed(1, bcast(0, version + 2, 3.0))) == 1
+    assert [b.version for b in session.take_broadcasts()] == [version, version + 2]
+    assert session.versions == (version + 2, 11)
+    second.feed(0, pull(0, version + 4))
+    session.advance(1)
+    (due,) = session.due_pulls()
+    assert session.answer(due).base == version + 2
+
+
+def test_late_frames_of_an_older_connection_do_not_count_any_more():
+    session = make()
+    first = session.connect(1)
+    session.lost(first)
+    assert len(first.feed(1, bcast(0, 12, 1.0))) == 1
+    second = session.connect(2)
+    assert first.feed(1, bcast(0, 13, 1.0)) == []
+    assert len(second.feed(1, bcast(0, 8, 1.0))) == 1
 
 
 def test_a_version_with_other_bytes_is_fatal_for_good():
