@@ -243,16 +243,15 @@ class Session:
         if msg_type == Msg.BCAST_FRAGMENT:
             return self._accept_broadcast(connection, message, digest)
         if msg_type == Msg.PULL_REQ:
-            if connection is not self.connection or message in self.pulls:
-                return False
-            self.pulls.append(message)
-            return True
+            news = connection is self.connection and message not in self.pulls
+            if news:
+                self.pulls.append(message)
+            return news
         if msg_type == Msg.FINAL_FRAGMENT:
-            seen = self._final[message.fragment]
-            if not _is_news(message, digest, seen, "FINAL_FRAGMENT"):
-                return False
-            self._final[message.fragment] = message.version, digest, message.tensor
-            return True
+            news = _is_news(message, digest, self._final[message.fragment], "FINAL_FRAGMENT")
+            if news:
+                self._final[message.fragment] = message.version, digest, message.tensor
+            return news
         if msg_type == Msg.FINAL_MANIFEST:
             return self._accept_manifest(message)
         if msg_type == Msg.SHUTDOWN:
