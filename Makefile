@@ -1,6 +1,8 @@
 # Table of contents of the project: `make help` lists the targets.
 
 PYTHON ?= python3
+SEEDS  ?= 2000
+SEED   ?= 0
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(shell find csrc syncer -name '*.[ch]' -not -path 'syncer/*.c' -o -name '*.pyx' -o -name '*.pxd')
@@ -19,6 +21,9 @@ test: $(VENV)/.test  ## build, install with the test extra, and run the whole te
 
 lint: $(VENV)/.test  ## check style and imports
 	$(BIN)/ruff check .
+
+sim: $(VENV)/.test  ## simulate fleets with faults: make sim SEEDS=100000 SEED=0
+	SEEDS=$(SEEDS) SEED=$(SEED) .ci/sim $(BIN)/python
 
 kill-test: $(VENV)/.test  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
 	$(BIN)/python -m tests.e2e.killed --kills 200

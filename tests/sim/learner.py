@@ -105,7 +105,7 @@ class SimLearner:
             self.world.after(self.world.between(10, 3000) * MS, self.restart_if, self.process)
 
     def restart_if(self, process: int) -> None:
-        if process == self.process:
+        if process == self.process and not self.done:
             self.restart()
 
     def lost(self, connection, link: Link) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import resource
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable
 
+from syncer.config import available_cores
 from tests.sim.fleet import Fleet
 from tests.sim.marks import REQUIRED
 
@@ -62,7 +62,7 @@ def main() -> int:
     failed = 0
     tasks = [(seed, options.steps, options.traceback)
              for seed in range(options.seed, options.seed + options.count)]
-    for seed, found, error in outcomes(tasks, options.jobs or os.cpu_count() or 1):
+    for seed, found, error in outcomes(tasks, options.jobs or available_cores()):
         marks.update(found)
         if error is not None:
             failed += 1
