@@ -50,7 +50,7 @@ cdef class Admission(Gathering):
         round.accept(slot, event)
         if member is not None:
             member.observe(self.now_ns, event.local_step)
-        return self.fold(round, contribution_of(self.policy, event))
+        return self.fold(round, event)
 
     cdef int refuse(self, Round round, Slot slot, object event, str reason) except -1:
         """Give the payload back and say why; a stale push also gives its slot up.

@@ -27,7 +27,7 @@ cdef class Gathering:
     cdef int launch_due(self) except -1
     cdef int launch(self) except -1
     cdef int open_fold(self, Round round) except -1
-    cdef int fold(self, Round round, object contribution) except -1
+    cdef int fold(self, Round round, object push, Carried late=*) except -1
     cdef int pull(self, Round round, tuple members) except -1
     cdef int settle_all(self) except -1
     cdef int settle(self, Round round) except -1

@@ -102,12 +102,13 @@ cdef class Gathering:
                                tuple(sorted(round.slots))))
         for learner in sorted(round.carried):
             late = round.carried[learner]
-            self.fold(round, contribution_of(self.policy, late.push, late))
+            self.fold(round, late.push, late)
         return 0
 
-    cdef int fold(self, Round round, object contribution) except -1:
+    cdef int fold(self, Round round, object push, Carried late=None) except -1:
         if self.policy.folds:
-            self.emit(act.Fold(round.step, round.fragment, round.attempt, contribution))
+            self.emit(act.Fold(round.step, round.fragment, round.attempt,
+                               contribution_of(self.policy, push, late)))
         return 0
 
     cdef int pull(self, Round round, tuple members) except -1:
@@ -152,13 +153,19 @@ cdef class Gathering:
         """What the round would merge now, ascending (learner, generation), carried before own."""
         cdef Slot slot
         cdef Carried late
+        cdef object own
         cdef list found = []
-        for slot in round.slots.values():
-            if slot.push is not None:
-                found.append(contribution_of(self.policy, slot.push))
-        for late in round.carried.values():
-            found.append(contribution_of(self.policy, late.push, late))
-        found.sort(key=lambda c: (c.learner, c.generation, not c.carried))
+        for learner in sorted(round.slots.keys() | round.carried.keys()):
+            slot = round.slots.get(learner)
+            late = round.carried.get(learner)
+            own = None if slot is None else slot.push
+            if late is not None and (own is None or late.push.generation <= own.generation):
+                found.append(contribution_of(self.policy, late.push, late))
+                late = None
+            if own is not None:
+                found.append(contribution_of(self.policy, own))
+            if late is not None:                 # of a newer connection than the learner's own push
+                found.append(contribution_of(self.policy, late.push, late))
         return found
 
     cdef int quorum_timeout(self, Round round) except -1:
@@ -225,7 +232,7 @@ cdef class Gathering:
         round.attach(late)
         if parked:
             self.emit(act.Unpark(push.payload))
-        self.fold(round, contribution_of(self.policy, push, late))
+        self.fold(round, push, late)
         return self.log("INFO", "late push carried into round",
                         {**fields, "into": round.step, "discount": late.discount})
 

@@ -26,9 +26,11 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
     cdef list carried = []
     cdef list answered = []
     cdef list expected = round.expected_members()
+    cdef dict identities = {}                    # as many dictionaries as members, not three times
     cdef double total = 0.0
     for member in expected:
         slot = round.slots[member.learner]
+        identities[member.learner] = identity(member)
         (answered if round.answers(slot) else missed).append(member)
     for contribution in round.contributions:
         total += contribution.weight
@@ -54,11 +56,11 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
         "ms": milliseconds(round.committed_ns - round.launch_ns),
         "quorum": quorum,
         "expected": [m.learner for m in expected],
-        "expected_members": [identity(m) for m in expected],
+        "expected_members": list(identities.values()),
         "responded": [m.learner for m in answered],
         "responded_members": [answerer(round, m) for m in answered],
         "missed_grace": [m.learner for m in missed],
-        "missed_members": [identity(m) for m in missed],
+        "missed_members": [identities[m.learner] for m in missed],
         "quorum_ms": (None if round.quorum_ns == NEVER
                       else milliseconds(round.quorum_ns - round.launch_ns)),
         "grace_ms": None if round.grace_ns == NEVER else milliseconds(round.grace_ns),

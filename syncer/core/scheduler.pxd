@@ -36,7 +36,7 @@ cdef class Scheduler(Admission):
     cdef int on_disconnected(self, object event) except -1
     cdef int on_init(self, object event) except -1
     cdef int on_progress(self, object event) except -1
-    cdef int sign_of_life(self, Member member) except -1
+    cdef int sign_of_life(self, object event) except -1
     cdef int on_caught_up(self, object event) except -1
     cdef int on_merge_done(self, object event) except -1
     cdef int on_synced(self, object event) except -1

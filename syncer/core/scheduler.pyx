@@ -127,7 +127,7 @@ cdef class Scheduler(Admission):
         if kind is Push:
             if self.phase <= Phase.RUNNING:
                 self.on_push(event)
-                return self.sign_of_life(self.members.find(event.learner, event.generation))
+                return self.sign_of_life(event)
             self.emit(act.Release(event.payload))
             return self.on_progress(event)
         if kind is Tick:
@@ -240,15 +240,16 @@ cdef class Scheduler(Admission):
             return 0
         if self.members.is_current(member):
             member.observe(self.now_ns, event.local_step)
-        return self.sign_of_life(member)
+        return self.sign_of_life(event)
 
-    cdef int sign_of_life(self, Member member) except -1:
+    cdef int sign_of_life(self, object event) except -1:
         """A push or heartbeat. Of a learner whose newest connection has gone it says that the
         learner is on this older one: two HELLOs had overtaken each other. It is current again.
 
         Not done when the newer one goes, because an older one may be open only on this side: nobody
         is there, and a round would wait for it.
         """
+        cdef Member member = self.members.find(event.learner, event.generation)
         if member is None or self.members.current[member.learner] is not None:
             return 0
         self.members.promote(member)

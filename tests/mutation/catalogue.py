@@ -55,7 +55,10 @@ GATHERING = [
     Mutation("gathering.pyx", "no discount for lag",
              "pow(self.policy.carry_gamma, <double>lag)", "1.0"),
     Mutation("gathering.pyx", "contributions in order of arrival",
-             "(c.learner, c.generation, not c.carried)", "0"),
+             "in sorted(round.slots.keys() | round.carried.keys()):",
+             "in [*round.slots, *(i for i in round.carried if i not in round.slots)]:"),
+    Mutation("gathering.pyx", "an older connection's carried push behind the newer one's own",
+             "late.push.generation <= own.generation", "False"),
     Mutation("gathering.pyx", "grace is armed again at every event",
              "if quorum and round.quorum_ns == NEVER:", "if quorum:"),
     Mutation("gathering.pyx", "an answered slot shrinks out of a capacity round",
@@ -126,9 +129,7 @@ OTHERS = [
     Mutation("policy.pyx", "the capacity quorum ignores --q-min",
              "return (round.answered >= self.q_min and\n", "return (round.answered >= 1 and\n"),
     Mutation("scheduler.pyx", "the tail of a superseded member is played",
-             "not member.held or not self.members.is_current(member):\n            return 0\n"
-             "        self.members.unhold",
-             "not member.held:\n            return 0\n        self.members.unhold"),
+             "not member.held or not self.members.is_current(member):", "not member.held:"),
     Mutation("scheduler.pyx", "a second catch-up of a member that is held",
              "newer is not None and not newer.held and self.recovers",
              "newer is not None and self.recovers"),
@@ -137,15 +138,17 @@ OTHERS = [
     Mutation("scheduler.pyx", "the last value of a fragment wins",
              " or self.initialized[event.fragment]):", "):"),
     Mutation("scheduler.pyx", "version T is broadcast",
-             "        if round.step == self.policy.total_steps:\n            "
-             "self.report_unsynced()", "        if round.step == self.policy.total_steps:\n"
+             "        if round.step == self.policy.total_steps or self.phase",
+             "        if round.step == self.policy.total_steps:\n"
              "            self.emit(act.Broadcast(round.step, fragment, "
-             "self.members.current_keys()))\n            self.report_unsynced()"),
+             "self.members.current_keys()))\n"
+             "        if round.step == self.policy.total_steps or self.phase"),
     Mutation("scheduler.pyx", "a merge's payloads are kept",
              "        for payload in round.free_all():\n            "
              "self.emit(act.Release(payload))\n        return 0", "        return 0"),
     Mutation("scheduler.pyx", "a member that reconnects is launchable before it is up to date",
-             "            return self.catch_up(member)\n", "            return 0\n"),
+             "            return self.catch_up(member)\n        if self.phase == Phase.FINISHING",
+             "            return 0\n        if self.phase == Phase.FINISHING"),
     Mutation("scheduler.pyx", "the end keeps the payloads of open rounds",
              "        for payload in self.free_everything():\n            "
              "self.emit(act.Release(payload))\n        self.report_unsynced()",
@@ -156,8 +159,43 @@ OTHERS = [
     Mutation("finishing.pyx", "an acknowledgement of another step counts",
              "if step != self.step or", "if"),
     Mutation("scheduler.pyx", "the final cut goes out before the final state is written",
-             "if self.policy.final_state:", "if False:"),
+             'kind == "final" and self.policy.final_state) else', "False) else"),
     Mutation("budget.pyx", "a report does not end a learner's lease",
              "self.leases.pop(learner, None)", "pass"),
 ]
-MUTATIONS = GATHERING + ADMISSION + OTHERS
+SAVING = [
+    Mutation("saving.pyx", "steps are committed while their predecessor's cut is written",
+             "return self.wanted is not None or (self.outstanding is not None and not "
+             "self.in_background)", "return False"),
+    Mutation("saving.pyx", "a write in the background holds the commits up",
+             " and not self.in_background)", ")"),
+    Mutation("saving.pyx", "a checkpoint after every step", "step % self.every == 0", "True"),
+    Mutation("saving.pyx", "a write in the background that failed is forgotten",
+             "self.failure = f", "unused = f"),
+    Mutation("scheduler.pyx", "a step is visible before it is durable",
+             "if self.saves.every_commit and round.step !=", "if False and round.step !="),
+    Mutation("scheduler.pyx", "version 0 is visible before it is durable",
+             "if self.saves.every_commit and self.saves.durable_step < 0:", "if False:"),
+    Mutation("scheduler.pyx", "a second write while one is under way",
+             "if kind is None or self.saves.outstanding is not None:", "if kind is None:"),
+    Mutation("scheduler.pyx", "a signal writes again what is on disk already",
+             'kind in ("shutdown", "failure") and self.saves.durable_step == step', "False"),
+    Mutation("scheduler.pyx", "a signal ends the run without writing the last cut",
+             "        if unsaved:\n", "        if False:\n"),
+    Mutation("scheduler.pyx", "a step that became durable after a signal is lost",
+             'if kind == "round" and round is not None:',
+             'if kind == "round" and round is not None and self.phase == Phase.RUNNING:'),
+    Mutation("scheduler.pyx", "the write that waits is forgotten",
+             "        if self.saves.wanted is not None:\n            return self.save_next()\n",
+             "        self.saves.wanted = None\n"),
+    Mutation("scheduler.pyx", "the budget's checkpoint is written once for every report",
+             'and self.saves.outstanding != "budget-cutoff":', "and True:"),
+    Mutation("scheduler.pyx", "a learner that dials during a signal's last write is told off",
+             "if self.final_cut is None or not self.final_cut.complete():", "if False:"),
+    Mutation("scheduler.pyx", "nobody takes the place of a connection that had overtaken",
+             "        self.members.promote(member)\n", "        return 0\n"),
+    Mutation("scheduler.pyx", "an older connection is current again without a catch-up",
+             "            return self.catch_up(member)\n        return self.send_final_cut()",
+             "            return 0\n        return self.send_final_cut()"),
+]
+MUTATIONS = GATHERING + ADMISSION + OTHERS + SAVING

@@ -179,9 +179,10 @@ class Fleet:
             # Learners keep anchors that this history has not got: somebody starts them again, too.
             self.marks.add("rolled back")
             self.other_history = True
+            soon = self.config.learner_budget_steps is not None  # reports what it did before
             for learner in self.learners:
-                self.world.after(self.world.between(0.1, 3000) * MS, learner.restart_if,
-                                 learner.process)
+                delay_ns = 0 if soon else self.world.between(0.1, 3000) * MS
+                self.world.after(delay_ns, learner.restart_if, learner.process)
 
     def check_resumed(self, state: dict, old: SimServer) -> None:
         """13: what is on the disk is one cut of this run, and with every step saved the newest."""
