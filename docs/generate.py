@@ -24,6 +24,7 @@ PARTS = {
     "timeline-rebind": "tests.scenarios.timeline:rebind",
     "timeline-late-join": "tests.scenarios.timeline:late_join",
     "timeline-fixed": "tests.scenarios.timeline:fixed",
+    "scenario-numbers": "tests.scenarios.numbers:table",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
