@@ -1,4 +1,4 @@
-"""A learner budget over real sockets: the cut-off's checkpoint, and the run that goes on from it."""
+"""A learner budget over real sockets: its checkpoint, and the run that goes on from it."""
 
 from __future__ import annotations
 
