@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError
+from syncer.errors import ConfigError
 
 CORPUS_BYTES_MAX = 12 << 20
 HELD_OUT_EVERY = 10

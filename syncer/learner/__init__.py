@@ -3,9 +3,9 @@
 Must not know the server's rounds or merges; kernels run single-threaded here.
 """
 
-from .layout import build_layout, layout_fingerprint, load_layout, save_layout
-from .loop import Learner, Status
-from .session import ConnectionFailed
+from syncer.learner.layout import build_layout, layout_fingerprint, load_layout, save_layout
+from syncer.learner.loop import Learner, Status
+from syncer.learner.session import ConnectionFailed
 
 __all__ = ["ConnectionFailed", "Learner", "Status", "build_layout", "layout_fingerprint",
            "load_layout", "save_layout"]

@@ -23,10 +23,10 @@ import time
 import weakref
 from collections.abc import Callable
 
-from ..errors import ConfigError, LocalProtocolError, SyncerError
-from ..wire.encode import chunk_count
-from .group import Group, Receipt
-from .session import CONTROL, Bulk, ConnectionFailed, Session
+from syncer.errors import ConfigError, LocalProtocolError, SyncerError
+from syncer.learner.group import Group, Receipt
+from syncer.learner.session import CONTROL, Bulk, ConnectionFailed, Session
+from syncer.wire.encode import chunk_count
 
 FIRST_TRY_S = 30.0
 FIRST_PAUSE_S = 2.0

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .. import kernels
-from ..wire.constants import DTYPE_BF16, DTYPE_F32, bulk_dtype, tensor_bytes
+from syncer import kernels
+from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, bulk_dtype, tensor_bytes
 
 WINDOW = 256 * 256
 """Elements packed at a time: whole q4 blocks, and a scratch that stays in the cache."""

@@ -15,8 +15,8 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from ..errors import SyncerError
-from .session import CONTROL, Connection, Session
+from syncer.errors import SyncerError
+from syncer.learner.session import CONTROL, Connection, Session
 
 QUEUE_FRAMES_MAX = 256
 """Frames that wait for one socket; a message larger than that goes into empty queues only."""

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.layout import AVG, ISO, MERGE_MODES, RDA, FragmentLayout, Layout
-from ..errors import ConfigError
+from syncer.core.layout import AVG, ISO, MERGE_MODES, RDA, FragmentLayout, Layout
+from syncer.errors import ConfigError
 
 LAYOUT_DOMAIN = b"yeto-layout-v1\0"
 AVG_NAME_PARTS = ("embed", "wte", "wpe", "lm_head", "shared.weight")

@@ -14,13 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError, SyncerError
-from ..wire.constants import DTYPES
-from .client import Client
-from .fragment import Fragment
-from .group import Receipt
-from .layout import NamedLayout, build_layout, canonical_name, layout_fingerprint, save_layout
-from .session import Phase, Session
+from syncer.errors import ConfigError, SyncerError
+from syncer.learner.client import Client
+from syncer.learner.fragment import Fragment
+from syncer.learner.group import Receipt
+from syncer.learner.layout import (
+    NamedLayout,
+    build_layout,
+    canonical_name,
+    layout_fingerprint,
+    save_layout,
+)
+from syncer.learner.session import Phase, Session
+from syncer.wire.constants import DTYPES
 
 HEARTBEAT_S = 1.0
 """Least time between two heartbeats; they feed the server's estimate of the step time."""

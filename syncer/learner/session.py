@@ -29,11 +29,11 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from ..core.layout import Layout
-from ..errors import LocalProtocolError, RemoteProtocolError, SyncerError
-from ..kernels import sha256
-from ..wire.constants import DTYPE_BF16, Msg, bulk_dtype, tensor_bytes
-from ..wire.encode import (
+from syncer.core.layout import Layout
+from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
+from syncer.kernels import sha256
+from syncer.wire.constants import DTYPE_BF16, Msg, bulk_dtype, tensor_bytes
+from syncer.wire.encode import (
     chunk_message,
     encode_data_hello,
     encode_final_ack,
@@ -42,10 +42,10 @@ from ..wire.encode import (
     init_head,
     push_head,
 )
-from ..wire.frames import FrameReader, Reassembly
-from ..wire.hello import Hello
-from ..wire.limits import Limits
-from ..wire.messages import (
+from syncer.wire.frames import FrameReader, Reassembly
+from syncer.wire.hello import Hello
+from syncer.wire.limits import Limits
+from syncer.wire.messages import (
     Bcast,
     DataHello,
     FinalAck,

@@ -11,18 +11,18 @@ import os
 import socket
 from typing import Any, Protocol
 
-from ..config import Config
-from ..errors import RemoteProtocolError, SyncerError
-from ..wire.constants import Msg
-from ..wire.encode import encode_error
-from ..wire.frames import FrameReader
-from ..wire.hello import Hello, parse_hello
-from ..wire.limits import Limits
-from ..wire.messages import DataHello, parse_data_hello
-from ..wire.session import hello_refusal
-from .conn import Channel, Farewell, Group, Owner, configure
-from .log import Log
-from .loop import READ, Handler, Loop
+from syncer.config import Config
+from syncer.errors import RemoteProtocolError, SyncerError
+from syncer.server.conn import Channel, Farewell, Group, Owner, configure
+from syncer.server.log import Log
+from syncer.server.loop import READ, Handler, Loop
+from syncer.wire.constants import Msg
+from syncer.wire.encode import encode_error
+from syncer.wire.frames import FrameReader
+from syncer.wire.hello import Hello, parse_hello
+from syncer.wire.limits import Limits
+from syncer.wire.messages import DataHello, parse_data_hello
+from syncer.wire.session import hello_refusal
 
 STRANGERS_MAX = 1024
 """Sockets without an accepted first frame; one more ends the oldest of them."""

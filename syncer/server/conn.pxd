@@ -1,6 +1,6 @@
 # C surface of connections. Everything belongs to the loop's thread.
-from .loop cimport Handler, Loop, Timer
-from .outbox cimport Bulk, Outbox
+from syncer.server.loop cimport Handler, Loop, Timer
+from syncer.server.outbox cimport Bulk, Outbox
 
 
 cdef class Owner:

@@ -2,11 +2,11 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..wire.frames import FrameReader, Reassembly
-from ..wire.hello import Hello
-from ..wire.limits import Limits
-from .loop import Handler, Loop
-from .outbox import Bulk, Outbox
+from syncer.server.loop import Handler, Loop
+from syncer.server.outbox import Bulk, Outbox
+from syncer.wire.frames import FrameReader, Reassembly
+from syncer.wire.hello import Hello
+from syncer.wire.limits import Limits
 
 FAREWELL_S: float
 

@@ -8,10 +8,10 @@ import errno
 import os
 import socket
 
-from ..errors import RemoteProtocolError
-from ..wire.frames import Reassembly
-from ..wire.limits import Limits
-from .loop import READ as _READ, WRITE as _WRITE
+from syncer.errors import RemoteProtocolError
+from syncer.wire.frames import Reassembly
+from syncer.wire.limits import Limits
+from syncer.server.loop import READ as _READ, WRITE as _WRITE
 
 cdef int READ = _READ
 cdef int WRITE = _WRITE

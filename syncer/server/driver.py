@@ -11,29 +11,29 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from ..config import Config
-from ..core import actions, events, invariants
-from ..core.record import failure_record
-from ..core.scheduler import Phase, Scheduler
-from ..errors import CheckpointError, ConfigError
-from ..merge import FragmentStore
-from ..merge.buffers import BufferPool
-from ..store.saver import Outcome
-from ..wire.constants import Msg
-from ..wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
-from ..wire.hello import Hello
-from ..wire.messages import Manifest, Pull
-from .admission import Admission
-from .conn import Channel, Group
-from .final_state import write_final_state
-from .image import Image
-from .ingest import Decoded, Ingest, Intake
-from .log import Log
-from .loop import Loop
-from .merging import Merging
-from .persistence import Persistence
-from .tape import Tape, TapeError
-from .workers import Job, Workers
+from syncer.config import Config
+from syncer.core import actions, events, invariants
+from syncer.core.record import failure_record
+from syncer.core.scheduler import Phase, Scheduler
+from syncer.errors import CheckpointError, ConfigError
+from syncer.merge import FragmentStore
+from syncer.merge.buffers import BufferPool
+from syncer.server.admission import Admission
+from syncer.server.conn import Channel, Group
+from syncer.server.final_state import write_final_state
+from syncer.server.image import Image
+from syncer.server.ingest import Decoded, Ingest, Intake
+from syncer.server.log import Log
+from syncer.server.loop import Loop
+from syncer.server.merging import Merging
+from syncer.server.persistence import Persistence
+from syncer.server.tape import Tape, TapeError
+from syncer.server.workers import Job, Workers
+from syncer.store.saver import Outcome
+from syncer.wire.constants import Msg
+from syncer.wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
+from syncer.wire.hello import Hello
+from syncer.wire.messages import Manifest, Pull
 
 EXIT_NOT_RESUMABLE = 4
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels import encode_bf16
-from ..merge.buffers import BufferPool
-from ..wire.constants import DTYPE_F32, Msg, bulk_dtype
-from ..wire.encode import bcast_head, final_head
+from syncer.kernels import encode_bf16
+from syncer.merge.buffers import BufferPool
+from syncer.wire.constants import DTYPE_F32, Msg, bulk_dtype
+from syncer.wire.encode import bcast_head, final_head
 
 
 class Image:

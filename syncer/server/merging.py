@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..config import Config
-from ..core import actions, events
-from ..core.layout import ISO, Layout
-from ..errors import ConfigError, NumericsError
-from ..merge import FragmentStore
-from ..merge.correction import HelocoConstants
-from ..merge.folds import Fold
-from ..merge.versions import FragmentVersion
-from .ingest import Decoded
-from .workers import Job, Workers
+from syncer.config import Config
+from syncer.core import actions, events
+from syncer.core.layout import ISO, Layout
+from syncer.errors import ConfigError, NumericsError
+from syncer.merge import FragmentStore
+from syncer.merge.correction import HelocoConstants
+from syncer.merge.folds import Fold
+from syncer.merge.versions import FragmentVersion
+from syncer.server.ingest import Decoded
+from syncer.server.workers import Job, Workers
 
 
 class FoldWork:

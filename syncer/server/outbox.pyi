@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from .image import Image
+from syncer.server.image import Image
 
 class Bulk:
     image: Image

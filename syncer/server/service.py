@@ -14,17 +14,17 @@ import traceback
 from contextlib import ExitStack
 from typing import Any
 
-from ..config import Config
-from ..core import events
-from ..errors import CheckpointError, ConfigError
-from ..store.atomic import WriteError
-from .admission import Admission, BindError, listen
-from .driver import EXIT_NOT_RESUMABLE, Driver, Ending
-from .log import Log
-from .loop import Loop
-from .persistence import Persistence
-from .tape import Tape
-from .workers import Workers
+from syncer.config import Config
+from syncer.core import events
+from syncer.errors import CheckpointError, ConfigError
+from syncer.server.admission import Admission, BindError, listen
+from syncer.server.driver import EXIT_NOT_RESUMABLE, Driver, Ending
+from syncer.server.log import Log
+from syncer.server.loop import Loop
+from syncer.server.persistence import Persistence
+from syncer.server.tape import Tape
+from syncer.server.workers import Workers
+from syncer.store.atomic import WriteError
 
 EXIT_FAILED, EXIT_NOT_BINDABLE, EXIT_NOT_WRITTEN = 1, 3, 5
 NO_FAILURES = (0, 130, 143)

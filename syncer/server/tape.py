@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from ..errors import SyncerError
+from syncer.errors import SyncerError
 
 
 class TapeError(SyncerError):

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from ..config import available_cores
-from .loop import Loop
+from syncer.config import available_cores
+from syncer.server.loop import Loop
 
 WORKERS_MAX = 4
 

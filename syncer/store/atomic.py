@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..errors import CheckpointError
-from .files import FILES, Files
+from syncer.errors import CheckpointError
+from syncer.store.files import FILES, Files
 
 PIECE_BYTES = 8 * 1024 * 1024
 """One write call. Pieces begin at multiples of it, whatever the sizes of the parts."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, CheckpointMismatch, ConfigError
-from ..kernels import sumsq
-from ..learner.layout import NamedLayout, layout_fingerprint, load_layout
-from .convert import convert, export
-from .facts import FORMATS
-from .lock import PathLock
-from .progress import Progress, size
-from .reader import Checkpoint
+from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
+from syncer.kernels import sumsq
+from syncer.learner.layout import NamedLayout, layout_fingerprint, load_layout
+from syncer.store.convert import convert, export
+from syncer.store.facts import FORMATS
+from syncer.store.lock import PathLock
+from syncer.store.progress import Progress, size
+from syncer.store.reader import Checkpoint
 
 BLOCK = 16_384
 """Elements whose squares are summed at once: the block of every sum of the project."""

@@ -11,14 +11,14 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..core.layout import Layout
-from ..errors import CheckpointMismatch
-from ..kernels import Sha256
-from . import tensors
-from .atomic import AtomicFile
-from .facts import SAFETENSORS, Facts, TensorPlace
-from .reader import Checkpoint
-from .writer import parts, size_bytes
+from syncer.core.layout import Layout
+from syncer.errors import CheckpointMismatch
+from syncer.kernels import Sha256
+from syncer.store import tensors
+from syncer.store.atomic import AtomicFile
+from syncer.store.facts import SAFETENSORS, Facts, TensorPlace
+from syncer.store.reader import Checkpoint
+from syncer.store.writer import parts, size_bytes
 
 Progress = Callable[[int, int], None]
 

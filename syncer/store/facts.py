@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ..core.layout import Layout
-from ..errors import CheckpointFormatError, CheckpointMismatch
+from syncer.core.layout import Layout
+from syncer.errors import CheckpointFormatError, CheckpointMismatch
 
 SAFETENSORS, YETO_V3 = "safetensors", "yeto-v3"
 FORMATS = (SAFETENSORS, YETO_V3)

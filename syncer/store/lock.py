@@ -9,7 +9,7 @@ import fcntl
 import os
 from contextlib import suppress
 
-from ..errors import ConfigError
+from syncer.errors import ConfigError
 
 
 class PathLock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from .atomic import AtomicFile, WriteError
-from .files import FILES, Files
+from syncer.store.atomic import AtomicFile, WriteError
+from syncer.store.files import FILES, Files
 
 
 def marker_path(path: str | os.PathLike[str]) -> str:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
-from ..kernels import Sha256, first_nonfinite, sha256_update_pair
-from . import tensors, yeto
-from .facts import SAFETENSORS, YETO_V3, Facts, TensorPlace, check_contiguous
-from .window import Window
+from syncer.errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
+from syncer.kernels import Sha256, first_nonfinite, sha256_update_pair
+from syncer.store import tensors, yeto
+from syncer.store.facts import SAFETENSORS, YETO_V3, Facts, TensorPlace, check_contiguous
+from syncer.store.window import Window
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """What is read at once: small enough to be hashed and checked while it is in the cache."""

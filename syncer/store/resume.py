@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointMismatch
-from .facts import Facts
+from syncer.errors import CheckpointMismatch
+from syncer.store.facts import Facts
 
 
 def check_resumable(facts: Facts, path: str, *, optimizer: Mapping[str, Any],

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..errors import CheckpointError
-from .atomic import WriteError
-from .facts import SAFETENSORS, Cut
-from .files import FILES, Files, Patient
-from .marker import remove_marker, write_marker
-from .writer import write_checkpoint
+from syncer.errors import CheckpointError
+from syncer.store.atomic import WriteError
+from syncer.store.facts import SAFETENSORS, Cut
+from syncer.store.files import FILES, Files, Patient
+from syncer.store.marker import remove_marker, write_marker
+from syncer.store.writer import write_checkpoint
 
 FSYNCS = ("sync", "sync_directory")
 BACKGROUND_NICE = 10

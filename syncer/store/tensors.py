@@ -14,11 +14,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.layout import ISO, MERGE_MODES, FragmentLayout, Layout
-from ..errors import CheckpointError, CheckpointFormatError
-from ..kernels import Sha256, sha256
-from .facts import HASH_BYTES, STATES, U32_MAX, U64_MAX, Facts, TensorPlace, check_layout
-from .window import Window
+from syncer.core.layout import ISO, MERGE_MODES, FragmentLayout, Layout
+from syncer.errors import CheckpointError, CheckpointFormatError
+from syncer.kernels import Sha256, sha256
+from syncer.store.facts import (
+    HASH_BYTES,
+    STATES,
+    U32_MAX,
+    U64_MAX,
+    Facts,
+    TensorPlace,
+    check_layout,
+)
+from syncer.store.window import Window
 
 FORMAT, FORMAT_VERSION = "syncer-checkpoint", "1"
 FIELDS = ("format", "format_version", "global_step", "versions", "ledger", "optimizer", "layout",

@@ -6,7 +6,7 @@ import os
 import struct
 from typing import Any, NoReturn
 
-from ..errors import CheckpointFormatError
+from syncer.errors import CheckpointFormatError
 
 
 class Window:

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..kernels import sha256, sha256_pair
-from . import tensors, yeto
-from .atomic import AtomicFile
-from .facts import SAFETENSORS, Cut, Facts
-from .files import FILES, Files
+from syncer.kernels import sha256, sha256_pair
+from syncer.store import tensors, yeto
+from syncer.store.atomic import AtomicFile
+from syncer.store.facts import SAFETENSORS, Cut, Facts
+from syncer.store.files import FILES, Files
 
 Progress = Callable[[int, int], None]
 

@@ -16,9 +16,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import CheckpointError, CheckpointFormatError
-from .facts import HASH_BYTES, Facts
-from .window import Window
+from syncer.errors import CheckpointError, CheckpointFormatError
+from syncer.store.facts import HASH_BYTES, Facts
+from syncer.store.window import Window
 
 MAGIC = 0xD1705A80
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from ..core.layout import RDA, FragmentLayout, Layout
-from . import constants, messages
-from .constants import DTYPE_F32, Msg
-from .hello import HELLO_HEAD
-from .limits import Limits
+from syncer.core.layout import RDA, FragmentLayout, Layout
+from syncer.wire import constants, messages
+from syncer.wire.constants import DTYPE_F32, Msg
+from syncer.wire.hello import HELLO_HEAD
+from syncer.wire.limits import Limits
 
 TYPES = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
 UP, DOWN, BOTH = "learner → syncer", "syncer → learner", "both ways"

@@ -9,10 +9,10 @@ import struct
 from collections.abc import Iterator
 from struct import Struct
 
-from ..core.layout import ISO, Layout
-from ..errors import LocalProtocolError
-from . import messages as m
-from .constants import (
+from syncer.core.layout import ISO, Layout
+from syncer.errors import LocalProtocolError
+from syncer.wire import messages as m
+from syncer.wire.constants import (
     CHUNK_SIZE,
     COMPAT_GROUP_BYTES_MAX,
     COMPAT_MAGIC,
@@ -27,7 +27,7 @@ from .constants import (
     STREAMS_MAX,
     Msg,
 )
-from .hello import FRAGMENT_HEAD, HELLO_HEAD, Hello, hello_mac
+from syncer.wire.hello import FRAGMENT_HEAD, HELLO_HEAD, Hello, hello_mac
 
 FRAME_HEADER = Struct("<IBQ")
 CHUNK_HEADER = Struct("<IBQQQQ")

@@ -5,7 +5,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from .payload cimport Payload
+from syncer.wire.payload cimport Payload
 
 
 cdef struct Range:

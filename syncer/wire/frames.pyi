@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 
-from .limits import Limits
+from syncer.wire.limits import Limits
 
 class Reassembly:
     limits: Limits

@@ -10,12 +10,12 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
 
-from .payload cimport Payload, allocate
+from syncer.wire.payload cimport Payload, allocate
 
 from threading import Lock
 
-from ..errors import LocalProtocolError, RemoteProtocolError
-from .constants import MAGIC, PARTIAL_MESSAGES_MAX, msg_name
+from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.wire.constants import MAGIC, PARTIAL_MESSAGES_MAX, msg_name
 
 cdef enum:
     HEADER = 13

@@ -9,9 +9,9 @@ import hmac
 from struct import Struct, unpack_from
 from typing import NamedTuple
 
-from ..core.layout import Layout
-from ..errors import LocalProtocolError, RemoteProtocolError
-from .constants import (
+from syncer.core.layout import Layout
+from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.wire.constants import (
     COMPAT_GROUP_BYTES_MAX,
     COMPAT_MAGIC,
     DTYPES,
@@ -20,8 +20,8 @@ from .constants import (
     PROTOCOL_VERSION,
     STREAMS_MAX,
 )
-from .layout import parse_layout
-from .limits import Limits
+from syncer.wire.layout import parse_layout
+from syncer.wire.limits import Limits
 
 HELLO_HEAD = Struct("<HIQBI")
 """version, learner_id, generation, dtype, num_fragments."""

@@ -1,3 +1,3 @@
-from ..core.layout import Layout
+from syncer.core.layout import Layout
 
 def parse_layout(data: bytes, start: int, fragments: int) -> tuple[Layout, int]: ...

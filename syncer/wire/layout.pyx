@@ -7,8 +7,8 @@ bytes that are there before anything is made for it. Must not read the rest of H
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from ..core.layout import AVG, ISO, RDA, FragmentLayout, Layout
-from ..errors import RemoteProtocolError
+from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.errors import RemoteProtocolError
 
 cdef enum:
     FRAGMENT_HEAD = 5  # merge_mode u8, num_tensors u32

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..core.layout import Layout
-from ..errors import LocalProtocolError
-from .constants import (
+from syncer.core.layout import Layout
+from syncer.errors import LocalProtocolError
+from syncer.wire.constants import (
     BCAST_HEAD_BYTES,
     BUDGET_DONE_BYTES,
     CHUNK_HEAD_BYTES,

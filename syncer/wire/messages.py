@@ -9,9 +9,9 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from ..core.layout import Layout
-from ..errors import RemoteProtocolError
-from .constants import (
+from syncer.core.layout import Layout
+from syncer.errors import RemoteProtocolError
+from syncer.wire.constants import (
     DTYPE_F32,
     FINALIZATION_REVISION,
     PROTOCOL_VERSION,

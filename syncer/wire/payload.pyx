@@ -13,7 +13,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
-from ..errors import RemoteProtocolError
+from syncer.errors import RemoteProtocolError
 
 cdef extern from *:
     """

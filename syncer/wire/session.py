@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 
-from .constants import DTYPES, RL_CONTRACT_DOMAIN
-from .hello import Hello
+from syncer.wire.constants import DTYPES, RL_CONTRACT_DOMAIN
+from syncer.wire.hello import Hello
 
 UNDECLARED_GROUP = "未声明"
 
