@@ -271,7 +271,9 @@ class Fleet:
         steps = [step for step, _, _ in self.merged]
         assert steps == list(range(1, self.config.total_steps + 1)), steps
         self.check_ledger()
+        self.check_tape()
         final = self.check_replay()
+        self.check_disk(final)
         acknowledged = self.server.scheduler.final_cut.acknowledged
         assert acknowledged, "nobody has the result"
         for learner in self.learners:
@@ -289,6 +291,30 @@ class Fleet:
                 entry[1] += c.c_steps
                 entry[2] += c.c_tokens
         assert self.server.scheduler.ledger == expected
+
+    def check_tape(self) -> None:
+        """Each merge is told once and in order; a server that was lost may owe its last ones."""
+        merges = [record for record in self.tape if "responders" in record]
+        told = {record["step"]: record for record in merges}
+        assert [record["step"] for record in merges] == sorted(told), "a step is told twice"
+        for step, _, parts in self.merged:
+            if step in told:
+                pushed = [c.learner for c, _ in parts if not c.carried]
+                assert [entry["id"] for entry in told[step]["responders"]] == sorted(pushed)
+            else:
+                assert any(mark.startswith("server lost") for mark in self.marks), step
+
+    def check_disk(self, final: list[bytes]) -> None:
+        """The file holds the end of the run, and its marker says so if one was asked for."""
+        if self.disk is None:
+            return
+        total_steps = self.config.total_steps
+        assert self.disk.durable_step() == total_steps
+        state = self.disk.load(optimizer_of(self.config), total_steps)
+        assert [entry[1].tobytes() for entry in state["cut"]] == final
+        assert state["ledger"] == self.server.scheduler.ledger
+        marked = total_steps if self.config.mark_final_checkpoint else None
+        assert self.disk.marked_step() == marked
 
     def check_replay(self) -> list[bytes]:
         """All merges again, one after the other, contributions in another order: the same bits.
