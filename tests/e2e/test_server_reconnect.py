@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncer.wire import messages
+from syncer.wire import encode, messages
 from syncer.wire.constants import Msg
 from tests.e2e.scripted import ServerThread, layout_of, wait_until
 
@@ -78,6 +78,28 @@ def test_a_second_generation_supersedes_without_closing_the_first(tmp_path):
         new.push(messages.Pull(1, 2, 1), ONES[1])
         old.close()
         end_run(server, new)
+
+
+def test_a_learner_whose_hello_was_overtaken_is_in_the_rounds_again(tmp_path):
+    """21b: the newest connection is an abandoned one and goes; the older one shows life."""
+    with ServerThread(tmp_path, learners=2, quorum=2, total_steps=3, pipeline=1) as server:
+        first = server.learner(0, SMALL)
+        lives = server.learner(1, SMALL)
+        first.send_init(ZEROS)
+        abandoned = server.learner(1, SMALL)
+        generation = abandoned.hello.generation
+        server.log.wait("learner connected", generation=generation)
+        abandoned.close()
+        server.log.wait("learner disconnected", generation=generation)
+        lives.send(encode.encode_heartbeat(messages.Heartbeat(1, 1)))
+        server.log.wait("older connection is current again", learner=1)
+        for step in (1, 2, 3):
+            for learner in (first, lives):
+                pull = learner.pull(step)
+                learner.push(pull, ONES[pull.fragment])
+        end_run(server, first, lives)
+        assert len(server.log.find("outer step", responders=2)) == 3
+        assert sorted(versions_seen(lives)) == [(0, 0), (0, 1), (1, 0), (1, 2)]
 
 
 def test_learner_0_comes_back_in_the_middle_of_its_inits(tmp_path):
