@@ -20,6 +20,7 @@ from tests.mutation.catalogue import MUTATIONS, Mutation
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ["tests/scenarios", "tests/unit/test_core_formulas.py", "tests/unit/test_core_record.py",
          "tests/property/test_scheduler.py", "tests/sim"]
+PATIENCE_S = 600
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".hypothesis", ".pytest_cache",
                                   "*.egg-info")
 
@@ -33,9 +34,12 @@ def build(tree: Path) -> str | None:
 
 def verdict(tree: Path) -> str | None:
     """The first test that fails, or None if all pass."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS],
-        cwd=tree, capture_output=True, text=True, check=False, timeout=900)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS],
+            cwd=tree, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        return f"tests that do not end within {PATIENCE_S} s"
     if done.returncode == 0:
         return None
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)

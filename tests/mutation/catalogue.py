@@ -166,7 +166,7 @@ OTHERS = [
 SAVING = [
     Mutation("saving.pyx", "steps are committed while their predecessor's cut is written",
              "return self.wanted is not None or (self.outstanding is not None and not "
-             "self.in_background)", "return False"),
+             "self.in_background)", "return self.every_commit and self.outstanding is not None"),
     Mutation("saving.pyx", "a write in the background holds the commits up",
              " and not self.in_background)", ")"),
     Mutation("saving.pyx", "a checkpoint after every step", "step % self.every == 0", "True"),
