@@ -127,6 +127,11 @@ class Watch:
         self.held -= {older for older in self.held if older[0] == action.learner}
         self.sent[member] = {}
 
+    def on_close(self, action):
+        member = (action.learner, action.generation)
+        assert member in self.connected, f"{action} of a connection that is not there"
+        assert not self.initial, f"{action} although the run has begun"
+
     def release(self, payload):
         assert self.owned.pop(id(payload), None) is payload, f"{payload} given back twice"
         self.parked.discard(id(payload))

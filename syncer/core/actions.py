@@ -27,11 +27,12 @@ class Refuse(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Send ERROR `text` to a member and end its connection group."""
+    """End a member's connection group without an ERROR, so that its learner dials again."""
 
     learner: int
     generation: int
-    text: str
+    reason: str
+    """For the log."""
 
 
 class Release(NamedTuple):

@@ -9,6 +9,7 @@ cdef class Member:
     cdef readonly bint held                  # a catch-up is under way: in no new expected set
     cdef readonly tuple delivered            # version of each fragment at the last tail; None before
     cdef readonly double step_time_s         # < 0: no estimate
+    cdef bint init_dropped                   # gave an initial value while a newer one was current
     cdef bint sampled
     cdef long long sample_ns
     cdef unsigned long long sample_step

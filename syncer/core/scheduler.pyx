@@ -215,6 +215,9 @@ cdef class Scheduler(Admission):
 
     cdef int on_init(self, object event) except -1:
         """First value of a fragment wins; only the newest generation of learner 0 may give it."""
+        cdef Member member = self.members.find(event.learner, event.generation)
+        if member is not None and event.generation != self.members.newest[event.learner]:
+            member.init_dropped = True
         if (self.phase != Phase.WAITING or event.learner != 0
                 or not 0 <= event.fragment < self.fragments
                 or event.generation != self.members.newest[0] or self.initialized[event.fragment]):
@@ -252,6 +255,10 @@ cdef class Scheduler(Admission):
         cdef Member member = self.members.find(event.learner, event.generation)
         if member is None or self.members.current[member.learner] is not None:
             return 0
+        if member.init_dropped and not all(self.initialized):
+            return self.emit(act.Close(member.learner, member.generation, (
+                "its initial values came while a newer connection was current; it is to dial "
+                "again and give them anew")))
         self.members.promote(member)
         self.log("INFO", "older connection is current again",
                  {"learner": member.learner, "generation": member.generation})

@@ -177,7 +177,7 @@ class Driver:
     def _close(self, action: actions.Close) -> None:
         group = self.find_group(action.learner, action.generation)
         if group is not None:
-            group.end(action.text, action.text)
+            group.end(action.reason)
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         group = self.groups.get((learner, generation))

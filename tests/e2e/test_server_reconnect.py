@@ -117,6 +117,25 @@ def test_learner_0_comes_back_in_the_middle_of_its_inits(tmp_path):
         end_run(server, new)
 
 
+def test_initial_values_that_were_overtaken_come_again_on_a_new_connection(tmp_path):
+    """62b: the connection is ended without an ERROR, which the learner could not survive."""
+    with ServerThread(tmp_path, total_steps=1) as server:
+        lives = server.learner(0, SMALL)
+        server.log.wait("learner connected", generation=lives.hello.generation)
+        abandoned = server.learner(0, SMALL)
+        server.log.wait("learner connected", generation=abandoned.hello.generation)
+        lives.send_init(ZEROS)
+        abandoned.close()
+        server.log.wait("learner disconnected", generation=abandoned.hello.generation)
+        lives.send(encode.encode_heartbeat(messages.Heartbeat(0, 1)))
+        lives.ended()
+        assert lives.seen == []
+        again = server.learner(0, SMALL)
+        again.send_init(ONES)
+        again.push(again.pull(), ZEROS[0])
+        end_run(server, again)
+
+
 def test_a_lost_data_socket_ends_the_group(tmp_path):
     with ServerThread(tmp_path, total_steps=1) as server:
         learner = server.learner(0, SMALL, streams=2)

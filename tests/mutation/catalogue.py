@@ -194,6 +194,8 @@ SAVING = [
              "if self.final_cut is None or not self.final_cut.complete():", "if False:"),
     Mutation("scheduler.pyx", "nobody takes the place of a connection that had overtaken",
              "        self.members.promote(member)\n", "        return 0\n"),
+    Mutation("scheduler.pyx", "nobody gives the initial values again that were overtaken",
+             "if member.init_dropped and not all(self.initialized):", "if False:"),
     Mutation("scheduler.pyx", "an older connection is current again without a catch-up",
              "            return self.catch_up(member)\n        return self.send_final_cut()",
              "            return 0\n        return self.send_final_cut()"),

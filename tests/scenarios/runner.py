@@ -186,6 +186,7 @@ class Scenario:
     DESCRIBE = {  # noqa: RUF012
         act.Admit: lambda s, a: f"admit {a.learner}.{a.generation}",
         act.Refuse: lambda s, a: f"refuse connection {a.connection}: {a.text}",
+        act.Close: lambda s, a: f"close {a.learner}.{a.generation}: {a.reason}",
         act.Release: lambda s, a: f"release {a.payload}",
         act.AdoptInit: lambda s, a: f"adopt p{a.fragment} = {a.payload.value:g}",
         act.CatchUp: lambda s, a: f"catch-up {a.learner}.{a.generation}",

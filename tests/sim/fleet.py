@@ -48,6 +48,8 @@ class Fleet:
         }
         weights = {fault: rng.choice([0, 0, 0, 1, 3]) for fault in FAULTS}
         self.faults = [fault for fault, weight in weights.items() for _ in range(weight)]
+        if self.config.late_carry or rng.random() < 0.1:
+            self.faults += ["stall"] * 3          # late pushes need somebody who is late
         self.fault_gap_ns = world.between(50, 5000) * MS
         self.faults_end_ns = int(world.between(1, 60) * SECOND)
         self.marks: set[str] = set()
@@ -94,13 +96,15 @@ class Fleet:
             options["learner_budget_steps"] = rng.randint(10, 60)
         kind = rng.choice(["", "", "carry", "capacity", "exact", "streaming"])
         if kind == "carry":
-            options |= {"late_carry": True, "carry_answers_round": rng.random() < 0.5}
+            options |= {"late_carry": True, "carry_answers_round": rng.random() < 0.5,
+                        "quorum_timeout_s": 1, "quorum": rng.choice([1, learners])}
         elif kind == "capacity":
             options |= {"quorum_capacity": rng.choice([0.3, 0.6, 1.0]),
                         "q_min": rng.randint(1, learners), "learner_capacity": ((0, 2.5),),
                         "soft_deadline_s": rng.choice([None, 1])}
         elif kind == "exact":
-            options |= {"fold": "exact", "quorum": learners, "learner_weight": "equal"}
+            options |= {"fold": "exact", "quorum": learners, "learner_weight": "equal",
+                        "max_base_lag": rng.choice([None, 1, 1])}
         elif kind == "streaming":
             options |= {"fold": "streaming"}
         return options
@@ -181,7 +185,7 @@ class Fleet:
             self.other_history = True
             soon = self.config.learner_budget_steps is not None  # reports what it did before
             for learner in self.learners:
-                delay_ns = 0 if soon else self.world.between(0.1, 3000) * MS
+                delay_ns = 0 if soon else self.world.rng.random() * 20 * SECOND
                 self.world.after(delay_ns, learner.restart_if, learner.process)
 
     def check_resumed(self, state: dict, old: SimServer) -> None:

@@ -303,6 +303,12 @@ class SimServer:
     def do_refuse(self, action):
         self.refuse(self.arrivals.pop(action.connection), action.text)
 
+    def do_close(self, action):
+        self.marks.add("closed to get the initial values again")
+        group = self.groups[action.learner, action.generation]
+        group.ended = True
+        group.link.cut(self.world.between(1, 100) * MS)
+
     def do_release(self, action):
         assert isinstance(action.payload, Array)
 
