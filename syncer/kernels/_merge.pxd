@@ -12,12 +12,14 @@ cdef extern from "syncer_kernels.h" nogil:
         SK_OUTER_DELAYED_HOLD
         SK_OUTER_DELAYED_APPLY
 
+    # Scalars of the outer optimizers: lr and mu; period (N) and k for Delayed Nesterov only.
     ctypedef struct sk_outer_scalars:
         float lr
         float mu
         float period
         float k
 
+    # state: 0 momentum, 1 accumulator; arrays that an optimizer does not keep may be NULL.
     ctypedef struct sk_outer_arrays:
         const float* params
         const float* state[2]

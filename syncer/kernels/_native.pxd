@@ -2,10 +2,12 @@
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from syncer.kernels._merge cimport sm_job, sm_plan
+from syncer.kernels._merge cimport (
+    SK_OUTER_DELAYED_APPLY, SK_OUTER_DELAYED_HOLD, SK_OUTER_NESTEROV, SK_OUTER_SGD, sk_outer_arrays,
+    sk_outer_scalars, sm_job, sm_plan,
+)
 
 cdef extern from "syncer_kernels.h" nogil:
-    const int SK_BLOCK
     const int SK_Q4_BLOCK
     const int SK_Q4_BYTES
     const int SK_THREADS_MAX
@@ -20,26 +22,6 @@ cdef extern from "syncer_kernels.h" nogil:
         SK_DTYPE_F32
         SK_DTYPE_BF16
         SK_DTYPE_Q4
-    enum sk_outer:
-        SK_OUTER_NESTEROV
-        SK_OUTER_SGD
-        SK_OUTER_DELAYED_HOLD
-        SK_OUTER_DELAYED_APPLY
-
-    # Scalars of the outer optimizers: lr and mu; period (N) and k for Delayed Nesterov only.
-    ctypedef struct sk_outer_scalars:
-        float lr
-        float mu
-        float period
-        float k
-
-    # state: 0 momentum, 1 accumulator; arrays that an optimizer does not keep may be NULL.
-    ctypedef struct sk_outer_arrays:
-        const float *params
-        const float *state[2]
-        float *params_out
-        float *state_out[2]
-
     ctypedef struct sk_sha256:
         pass
 
