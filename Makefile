@@ -28,8 +28,8 @@ sim: $(VENV)/.test  ## simulate fleets with faults: make sim SEEDS=100000 SEED=0
 kill-test: $(VENV)/.test  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
 	$(BIN)/python -m tests.e2e.killed --kills 200
 
-bench-store: $(VENV)/.test  ## checkpoint speed against raw disk speed (writes 2 GiB files here)
-	$(BIN)/python -m pytest benchmarks/bench_store.py --benchmark-only -s
+bench-checkpoint: $(VENV)/.test  ## checkpoint speed against raw disk speed (writes 2 GiB files here)
+	$(BIN)/python -m pytest benchmarks/bench_checkpoint.py --benchmark-only -s
 
 bench: $(VENV)/.test  ## run every benchmark; each prints a ratio to a reference of the same run
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s

@@ -17,7 +17,7 @@ import pytest
 from syncer.config import Config
 from syncer.core import actions as act
 from syncer.core import events as ev
-from syncer.core.scheduler import Scheduler
+from syncer.core.run.scheduler import Scheduler
 
 FRAGMENTS = 64
 pytestmark = pytest.mark.benchmark(timer=process_time)

@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.pairs import ratio
 from syncer import kernels
-from syncer.core.layout import AVG, FragmentLayout, Layout
+from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 
 F32 = np.float32

@@ -9,7 +9,7 @@ from time import process_time
 
 import pytest
 
-from syncer.learner.layout import build_layout, layout_fingerprint
+from syncer.learner.partition import build_layout, layout_fingerprint
 
 TENSORS = 41_643
 

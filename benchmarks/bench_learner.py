@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from pairs import ratio  # noqa: E402
 
-from syncer.core.layout import RDA, FragmentLayout, Layout  # noqa: E402
+from syncer.layout import RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.learner.client import Client  # noqa: E402
 from syncer.learner.fragment import Fragment  # noqa: E402
 from syncer.learner.session import Session  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import merge_round
 from benchmarks.pairs import ratio
 from syncer.config import available_cores
-from syncer.core.layout import AVG, FragmentLayout, Layout
+from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 
 F32 = np.float32

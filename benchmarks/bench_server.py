@@ -30,13 +30,13 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from pairs import ratio  # noqa: E402
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout  # noqa: E402
+from syncer.layout import AVG, RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.merge import FragmentStore  # noqa: E402
 from syncer.merge.buffers import BufferPool  # noqa: E402
 from syncer.server.conn import Channel, Group, configure  # noqa: E402
-from syncer.server.image import Image  # noqa: E402
 from syncer.server.ingest import DECODERS, Ingest, Intake  # noqa: E402
 from syncer.server.loop import Loop  # noqa: E402
+from syncer.server.wire_version import WireVersion  # noqa: E402
 from syncer.server.workers import Workers  # noqa: E402
 from syncer.wire import encode, messages  # noqa: E402
 from syncer.wire.constants import (  # noqa: E402
@@ -99,7 +99,7 @@ def relay(port: int, dtype: int) -> None:
             DECODERS[dtype](delta, gradient, True, 1)
             contributions.append((learner, 1, 1.0, gradient))
         version = store.publish(store.prepare(fragment, step, contributions))
-        image = Image(Msg.BCAST_FRAGMENT, version, dtype, pool)
+        image = WireVersion(Msg.BCAST_FRAGMENT, version, dtype, pool)
         image.ready(len(image.body))
         for sock in learners:
             sock.sendall(image.body)
@@ -199,7 +199,7 @@ def test_broadcast(benchmark, dtype, learners, streams):
         def ours() -> None:
             version = next(versions)
             source = SimpleNamespace(fragment=0, version=version, params=params)
-            image = Image(Msg.BCAST_FRAGMENT, source, dtype, delegate.pool)
+            image = WireVersion(Msg.BCAST_FRAGMENT, source, dtype, delegate.pool)
             for group in groups:
                 group.outbox.broadcast(image)
                 group.pump()

@@ -22,7 +22,7 @@ if str(ROOT) not in sys.path:  # the sending process is started as a script
 import pytest  # noqa: E402
 from pairs import ratio  # noqa: E402
 
-from syncer.core.layout import RDA, FragmentLayout, Layout  # noqa: E402
+from syncer.layout import RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.wire import encode  # noqa: E402
 from syncer.wire.constants import CHUNK_SIZE, DTYPE_F32, HEADER_BYTES, MAGIC, Msg  # noqa: E402
 from syncer.wire.frames import FrameReader  # noqa: E402

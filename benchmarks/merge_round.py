@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncer.core.layout import RDA, FragmentLayout, Layout
+from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore, HelocoConstants
 
 F32 = np.float32

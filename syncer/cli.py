@@ -18,7 +18,8 @@ from syncer.flags import OneSentenceParser
 
 COMMANDS = {
     "serve": ("syncer.server.command", "run the server of a run (also: python -m syncer.server)"),
-    "checkpoint": ("syncer.store.command", "look into, verify, convert or export a checkpoint"),
+    "checkpoint": ("syncer.checkpoint.command",
+                   "look into, verify, convert or export a checkpoint"),
     "demo": ("syncer.demo.command", "train a small language model with several learners, here"),
     "kernels": ("syncer.kernels.command", "show and check the compiled kernels of this machine"),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from syncer.config import Config
 from syncer.core import actions as act
 from syncer.core import events as ev
-from syncer.core.scheduler import Scheduler
+from syncer.core.run.scheduler import Scheduler
 from tests.watch import Payload, Watch
 
 MS = 1_000_000

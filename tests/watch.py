@@ -12,7 +12,7 @@ from collections import defaultdict
 from syncer.core import actions as act
 from syncer.core import events as ev
 from syncer.core.invariants import check
-from syncer.core.round import RoundState
+from syncer.core.rounds.round import RoundState
 from tests.closing_rules import decide
 
 

@@ -141,7 +141,7 @@ class Save(NamedTuple):
     """Write to disk, off the loop's thread; answer with `Saved`. One at a time.
 
     The cut of `step`: all published versions, and for the kind "round" the computed result of that
-    step, which is not published yet. Kinds: syncer.core.saving; "final-state" is another file.
+    step, which is not published yet. Kinds: syncer.core.run.saving; "final-state" is another file.
     """
 
     kind: str

@@ -1,3 +1,3 @@
-from syncer.core.scheduler import Scheduler
+from syncer.core.run.scheduler import Scheduler
 
 def check(s: Scheduler) -> int: ...

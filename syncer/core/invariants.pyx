@@ -4,11 +4,11 @@
 after every event and production only with SYNCER_CHECK=1. The numbers are those of rounds.md 15.
 """
 
-from syncer.core.membership cimport Member, Membership
-from syncer.core.quorum cimport NEVER, Verdict, decide_close
-from syncer.core.carry cimport Carried
-from syncer.core.round cimport Round, RoundState, Slot
-from syncer.core.scheduler cimport Phase, Scheduler
+from syncer.core.rounds.membership cimport Member, Membership
+from syncer.core.rounds.closing cimport NEVER, Verdict, decide_close
+from syncer.core.rounds.carry cimport Carried
+from syncer.core.rounds.round cimport Round, RoundState, Slot
+from syncer.core.run.scheduler cimport Phase, Scheduler
 from syncer.errors import InvariantViolation
 
 

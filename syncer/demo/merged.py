@@ -15,7 +15,7 @@ from syncer.demo import corpus, settings
 from syncer.demo.model import SHAPES, ByteModel, even_windows
 from syncer.demo.training import digest
 from syncer.errors import SyncerError
-from syncer.learner.layout import build_layout
+from syncer.learner.partition import build_layout
 
 
 class Measured(NamedTuple):

@@ -29,9 +29,9 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from syncer.core.layout import Layout
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.kernels import sha256
+from syncer.layout import Layout
 from syncer.wire.constants import DTYPE_BF16, Msg, bulk_dtype, tensor_bytes
 from syncer.wire.encode import (
     chunk_message,

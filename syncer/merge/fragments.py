@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from syncer.core.layout import AVG, ISO, MERGE_MODES, RDA, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
+from syncer.layout import AVG, ISO, MERGE_MODES, RDA, Layout
 from syncer.merge import passes
 from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.correction import HelocoConstants, checked
@@ -37,7 +37,7 @@ Contribution = tuple[int, int, float, Any]
 class FragmentStore:
     """All fragments of a model: their current versions, and the merges that make the next ones.
 
-    layout: `core.layout.Layout`. lr, momentum: of the outer step, used as f32. threads: most
+    layout: `layout.Layout`. lr, momentum: of the outer step, used as f32. threads: most
     threads of one merge; every count gives the same bits. delta_correction: "none" or "heloco".
     clip_norm, robust: see robust.py. merge_stats: every `Prepared` explains itself.
     Raises ConfigError for an unknown merge mode or setting.

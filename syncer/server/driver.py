@@ -11,25 +11,25 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from syncer.checkpoint.saver import Outcome
 from syncer.config import Config
 from syncer.core import actions, events, invariants
-from syncer.core.record import failure_record
-from syncer.core.scheduler import Phase, Scheduler
+from syncer.core.run.record import failure_record
+from syncer.core.run.scheduler import Phase, Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
-from syncer.server.admission import Admission
 from syncer.server.conn import Channel, Group
+from syncer.server.door import Door
 from syncer.server.final_state import write_final_state
-from syncer.server.image import Image
 from syncer.server.ingest import Decoded, Ingest, Intake
 from syncer.server.log import Log
 from syncer.server.loop import Loop
 from syncer.server.merging import Merging
 from syncer.server.persistence import Persistence
 from syncer.server.tape import Tape, TapeError
+from syncer.server.wire_version import WireVersion
 from syncer.server.workers import Job, Workers
-from syncer.store.saver import Outcome
 from syncer.wire.constants import Msg
 from syncer.wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
@@ -57,7 +57,7 @@ class Driver:
         self.persistence = persistence
         self.scheduler = Scheduler(config, persistence.resumed)
         self.check = os.environ.get("SYNCER_CHECK", "") not in ("", "0")
-        self.admission: Admission | None = None
+        self.door: Door | None = None
         self.ingest: Ingest | None = None
         self.pool = BufferPool()
         self.image_pool = BufferPool()
@@ -67,7 +67,7 @@ class Driver:
         self.arrivals: dict[int, tuple[Channel, Hello]] = {}
         self.arrival = 0
         self.merging: Merging | None = None
-        self.images: WeakValueDictionary[tuple[int, int, int], Image] = WeakValueDictionary()
+        self.images: WeakValueDictionary[tuple[int, int, int], WireVersion] = WeakValueDictionary()
         self.digests: dict[int, str] = {}
         self.publish_ns: int | None = None
         self.commits = 0
@@ -126,7 +126,7 @@ class Driver:
             try:
                 self._open_session(hello)
             except ConfigError as error:  # a layout that this server cannot merge
-                self.admission.refuse(channel, f"invalid HELLO: {error}")
+                self.door.refuse(channel, f"invalid HELLO: {error}")
                 return
         self.arrival += 1
         self.arrivals[self.arrival] = channel, hello
@@ -166,13 +166,13 @@ class Driver:
         group = Group(channel, hello, self)
         group.work = Intake()
         self.groups[action.learner, action.generation] = group
-        self.admission.open_reader(channel, group)
+        self.door.open_reader(channel, group)
         channel.resume()
-        self.admission.group_ready(group)
+        self.door.group_ready(group)
 
     def _refuse(self, action: actions.Refuse) -> None:
         channel, _ = self.arrivals.pop(action.connection)
-        self.admission.refuse(channel, action.text)
+        self.door.refuse(channel, action.text)
 
     def _close(self, action: actions.Close) -> None:
         group = self.find_group(action.learner, action.generation)
@@ -193,7 +193,7 @@ class Driver:
 
     def ended(self, group: Group, reason: str, refusal: str | None) -> None:
         if refusal is not None:
-            self.admission.say_farewell(group.channels, group.control, [encode_error(refusal)])
+            self.door.say_farewell(group.channels, group.control, [encode_error(refusal)])
         self.ingest.ended(group, reason, refusal)
 
     def left(self, group: Group, reason: str, refusal: str | None) -> None:
@@ -204,13 +204,13 @@ class Driver:
         self.handle(events.Disconnected(group.learner, group.generation))
 
     # -------------------------------------------------------------------------- what goes out
-    def _image(self, kind: Msg, fragment: int) -> Image:
+    def _image(self, kind: Msg, fragment: int) -> WireVersion:
         """The current version on the wire: one image for everybody who needs it at the time."""
         version = self.store.current(fragment)
         key = int(kind), fragment, version.version
         image = self.images.get(key)
         if image is None:
-            image = self.images[key] = Image(kind, version, self.session.dtype,
+            image = self.images[key] = WireVersion(kind, version, self.session.dtype,
                                              self.image_pool)
         return image
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from syncer.store.atomic import AtomicFile
+from syncer.checkpoint.atomic import AtomicFile
 
 
 def write_final_state(path: str | os.PathLike[str], fragments: Sequence[np.ndarray]) -> int:

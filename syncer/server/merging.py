@@ -12,8 +12,8 @@ from typing import Any
 
 from syncer.config import Config
 from syncer.core import actions, events
-from syncer.core.layout import ISO, Layout
 from syncer.errors import ConfigError, NumericsError
+from syncer.layout import ISO, Layout
 from syncer.merge import FragmentStore
 from syncer.merge.correction import HelocoConstants
 from syncer.merge.folds import Fold

@@ -9,19 +9,19 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
+from syncer.checkpoint.files import FILES
+from syncer.checkpoint.lock import PathLock
+from syncer.checkpoint.reader import Checkpoint, Loaded
+from syncer.checkpoint.resume import check_resumable
+from syncer.checkpoint.saver import Outcome, Saver
 from syncer.config import Config
 from syncer.core import actions, events
 from syncer.errors import CheckpointError, CheckpointMismatch
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.server.log import Log
-from syncer.store.facts import Cut, Facts, optimizer_facts
-from syncer.store.files import FILES
-from syncer.store.lock import PathLock
-from syncer.store.reader import Checkpoint, Loaded
-from syncer.store.resume import check_resumable
-from syncer.store.saver import Outcome, Saver
 from syncer.wire.hello import Hello
-from syncer.wire.session import rl_contract
+from syncer.wire.identity import rl_contract
 
 
 class Persistence:

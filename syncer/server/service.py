@@ -14,17 +14,17 @@ import traceback
 from contextlib import ExitStack
 from typing import Any
 
+from syncer.checkpoint.atomic import WriteError
 from syncer.config import Config
 from syncer.core import events
 from syncer.errors import CheckpointError, ConfigError
-from syncer.server.admission import Admission, BindError, listen
+from syncer.server.door import BindError, Door, listen
 from syncer.server.driver import EXIT_NOT_RESUMABLE, Driver, Ending
 from syncer.server.log import Log
 from syncer.server.loop import Loop
 from syncer.server.persistence import Persistence
 from syncer.server.tape import Tape
 from syncer.server.workers import Workers
-from syncer.store.atomic import WriteError
 
 EXIT_FAILED, EXIT_NOT_BINDABLE, EXIT_NOT_WRITTEN = 1, 3, 5
 NO_FAILURES = (0, 130, 143)
@@ -58,9 +58,9 @@ class Server:
         self.workers = Workers(self.loop)
         self.driver = Driver(config, self.loop, self.workers, self.log, tape=self.tape,
                              persistence=self.persistence)
-        self.admission = Admission(self.loop, config, self.log, sock, self.driver)
-        self.driver.admission = self.admission
-        self.address = self.admission.address
+        self.door = Door(self.loop, config, self.log, sock, self.driver)
+        self.driver.door = self.door
+        self.address = self.door.address
 
     def run(self) -> int:
         """Serve until the run ends; everything is closed when this returns.
@@ -121,13 +121,13 @@ class Server:
     def _close(self) -> None:
         """Flush what is queued, let peers read it, then close every socket and thread."""
         self.driver.ending = self.driver.ending or Ending(EXIT_FAILED, "")
-        self.admission.close()
+        self.door.close()
         groups = [group for group in self.driver.groups.values() if not group.ended]
         self._poll_until(lambda: all(group.flushed for group in groups), FLUSH_NS)
         for group in groups:
             if not group.ended:
-                self.admission.say_farewell(group.channels, group.control, [])
-        self._poll_until(lambda: not self.admission.farewells, None)
+                self.door.say_farewell(group.channels, group.control, [])
+        self._poll_until(lambda: not self.door.farewells, None)
         self.workers.close()
         self.persistence.close()
         self.driver.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from syncer.core.layout import RDA, FragmentLayout, Layout
+from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.wire import constants, messages
 from syncer.wire.constants import DTYPE_F32, Msg
 from syncer.wire.hello import HELLO_HEAD

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from struct import Struct
 
-from syncer.core.layout import ISO, Layout
 from syncer.errors import LocalProtocolError
+from syncer.layout import ISO, Layout
 from syncer.wire import messages as m
 from syncer.wire.constants import (
     CHUNK_SIZE,

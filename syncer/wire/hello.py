@@ -9,8 +9,8 @@ import hmac
 from struct import Struct, unpack_from
 from typing import NamedTuple
 
-from syncer.core.layout import Layout
 from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import Layout
 from syncer.wire.constants import (
     COMPAT_GROUP_BYTES_MAX,
     COMPAT_MAGIC,

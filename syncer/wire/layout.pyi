@@ -1,3 +1,3 @@
-from syncer.core.layout import Layout
+from syncer.layout import Layout
 
 def parse_layout(data: bytes, start: int, fragments: int) -> tuple[Layout, int]: ...

@@ -7,7 +7,7 @@ bytes that are there before anything is made for it. Must not read the rest of H
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.errors import RemoteProtocolError
 
 cdef enum:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from syncer.core.layout import Layout
 from syncer.errors import LocalProtocolError
+from syncer.layout import Layout
 from syncer.wire.constants import (
     BCAST_HEAD_BYTES,
     BUDGET_DONE_BYTES,

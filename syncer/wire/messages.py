@@ -9,8 +9,8 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from syncer.core.layout import Layout
 from syncer.errors import RemoteProtocolError
+from syncer.layout import Layout
 from syncer.wire.constants import (
     DTYPE_F32,
     FINALIZATION_REVISION,

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from syncer.core.layout import RDA, FragmentLayout, Layout
-from syncer.store.files import Files
-from syncer.store.reader import Checkpoint
+from syncer.checkpoint.files import Files
+from syncer.checkpoint.reader import Checkpoint
+from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.wire.constants import Msg
 from syncer.wire.messages import Manifest, Pull
+from tests.checkpoint.cuts import names_in
 from tests.e2e.scripted import EndOfStream, ScriptedLearner, ServerProcess, wait_until
-from tests.store.cuts import names_in
 
 LAYOUT = Layout((FragmentLayout(RDA, (40_000, 7)), FragmentLayout(RDA, (9001,)),
                  FragmentLayout(RDA, (25_000,))))

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from syncer.config import Config
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.kernels import decode_bf16, encode_bf16, encode_q4
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.server.log import Log
 from syncer.server.service import Server
 from syncer.wire import encode, messages

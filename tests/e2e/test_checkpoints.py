@@ -13,16 +13,17 @@ import threading
 import numpy as np
 import pytest
 
+from syncer.checkpoint.facts import Cut
+from syncer.checkpoint.files import Files
+from syncer.checkpoint.reader import Checkpoint
+from syncer.checkpoint.writer import write_checkpoint
 from syncer.config import Config
-from syncer.core.layout import AVG, FragmentLayout, Layout
 from syncer.errors import ConfigError
+from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.server.service import Server
-from syncer.store.facts import Cut
-from syncer.store.files import Files
-from syncer.store.reader import Checkpoint
-from syncer.store.writer import write_checkpoint
 from syncer.wire import messages
 from syncer.wire.constants import Msg
+from tests.checkpoint.cuts import Faulty, names_in, version_of
 from tests.e2e.scripted import (
     MIXED,
     PATIENCE_S,
@@ -31,7 +32,6 @@ from tests.e2e.scripted import (
     ServerThread,
     wait_until,
 )
-from tests.store.cuts import Faulty, names_in, version_of
 
 STEPS = 9
 INIT = [np.linspace(-1, 1, f.numel, dtype=np.float32) for f in MIXED.fragments]
@@ -391,7 +391,7 @@ def refused(directory, *more: str, steps: int = 20, environment=None) -> tuple[i
 
 def changed_header(blob: bytes, step: int) -> bytes:
     """A good file that says it is of another step."""
-    from tests.store.test_hostile import packed  # noqa: PLC0415
+    from tests.checkpoint.test_hostile import packed  # noqa: PLC0415
     length = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + length])
     header["__metadata__"]["global_step"] = str(step)

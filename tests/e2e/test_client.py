@@ -10,8 +10,8 @@ import warnings
 import numpy as np
 import pytest
 
-from syncer.core.layout import RDA, FragmentLayout, Layout
 from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.learner import ConnectionFailed
 from syncer.learner import client as client_module
 from syncer.learner.client import Client

@@ -9,7 +9,7 @@ from syncer.errors import RemoteProtocolError, SyncerError
 from syncer.kernels import decode_bf16, decode_q4, encode_bf16
 from syncer.learner import ConnectionFailed, Learner, layout_fingerprint, load_layout
 from syncer.learner import client as client_module
-from syncer.learner import loop as loop_module
+from syncer.learner import learner as learner_module
 from syncer.learner.client import Client
 from syncer.learner.group import QUEUE_FRAMES_MAX
 from syncer.learner.session import Phase
@@ -259,7 +259,7 @@ def test_a_slow_network_defers_answers_and_never_blocks_a_step(server, quick):
 
 @pytest.mark.parametrize(("seconds", "every"), [(0.0, True), (1e9, False)])
 def test_heartbeats_are_limited_in_time(server, quick, monkeypatch, seconds, every):
-    monkeypatch.setattr(loop_module, "HEARTBEAT_S", seconds)
+    monkeypatch.setattr(learner_module, "HEARTBEAT_S", seconds)
     with learner_of(server, model(), learner_id=1) as learner:
         peer = server.accept()
         for _ in range(4):
@@ -401,7 +401,7 @@ def test_an_incomplete_cut_is_an_error_that_names_what_is_missing(server, quick)
 
 
 def test_a_long_wait_for_the_cut_shows_progress(server, quick, monkeypatch, capfd):
-    monkeypatch.setattr(loop_module, "WAIT_REPORT_S", 0.0)
+    monkeypatch.setattr(learner_module, "WAIT_REPORT_S", 0.0)
     with learner_of(server, model(), learner_id=1) as learner:
         peer = server.accept()
         done = in_thread(lambda: learner.finish(DEADLINE_S))

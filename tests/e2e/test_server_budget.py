@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncer.store.reader import Checkpoint
+from syncer.checkpoint.reader import Checkpoint
 from syncer.wire import encode, messages
 from tests.e2e.scripted import ServerThread, layout_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.golden.merge_reference import noise
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.golden import merge_reference, robust_reference
 

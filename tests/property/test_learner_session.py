@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.errors import RemoteProtocolError
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.learner.session import Bulk, Phase, Session
 from syncer.wire import encode
 from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.golden import merge_reference as reference
 from tests.golden import robust_reference

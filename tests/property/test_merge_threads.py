@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.errors import NumericsError
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from syncer.merge.plan import Plan
 from tests.golden import merge_reference as reference

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from syncer.core import actions as act
 from syncer.core import events as ev
-from syncer.core.scheduler import Phase
+from syncer.core.run.scheduler import Phase
 from tests.toy_driver import MS, ToyDriver, toy_config
 
 SLOW_OK = [HealthCheck.too_slow, HealthCheck.data_too_large]

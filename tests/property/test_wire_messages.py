@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.errors import RemoteProtocolError
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.wire import encode
 from syncer.wire import messages as m
 from syncer.wire.constants import DTYPE_F32, HEADER_BYTES, bulk_dtype, tensor_bytes
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
+from syncer.wire.identity import hello_refusal, session_refusal
 from syncer.wire.limits import Limits
-from syncer.wire.session import hello_refusal, session_refusal
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 POSITIVE32, POSITIVE64 = st.integers(1, 2**32 - 1), st.integers(1, 2**64 - 1)

@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncer.core.layout import RDA, FragmentLayout, Layout
 from syncer.errors import RemoteProtocolError
+from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.wire import encode
 from syncer.wire.constants import DTYPE_F32, HEADER_BYTES, Msg
 from syncer.wire.frames import FrameReader, Reassembly

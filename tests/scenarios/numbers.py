@@ -12,7 +12,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 TESTS = HERE.parent
 LAST = 63
-ADMISSION, HOSTILE = "e2e/test_server_admission.py", "e2e/test_server_hostile.py"
+ADMISSION, HOSTILE = "e2e/test_server_door.py", "e2e/test_server_hostile.py"
 CHECKPOINTS = "e2e/test_checkpoints.py"
 ELSEWHERE = {
     9: [f"{HOSTILE}::test_one_crime_ends_one_connection"],
@@ -22,7 +22,7 @@ ELSEWHERE = {
     26: [f"{CHECKPOINTS}::test_late_joiners_after_a_resume"],
     50: [f"{CHECKPOINTS}::test_a_step_that_cannot_be_written_is_never_seen"],
     52: [f"{CHECKPOINTS}::test_a_slow_background_write_holds_nothing_up_but_the_next_save"],
-    53: ["store/test_formats.py::test_versions_of_two_cuts_are_refused"],
+    53: ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
     54: [f"{CHECKPOINTS}::test_a_learner_of_another_session_is_refused_and_nothing_else",
          f"{CHECKPOINTS}::test_in_a_strict_run_such_a_learner_ends_it",
          f"{CHECKPOINTS}::test_what_cannot_be_resumed_ends_with_status_4"],

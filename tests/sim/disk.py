@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from syncer.store.atomic import WriteError
-from syncer.store.facts import Cut
-from syncer.store.files import Files
-from syncer.store.marker import marker_path, write_marker
-from syncer.store.reader import Checkpoint
-from syncer.store.resume import check_resumable
-from syncer.store.writer import write_checkpoint
+from syncer.checkpoint.atomic import WriteError
+from syncer.checkpoint.facts import Cut
+from syncer.checkpoint.files import Files
+from syncer.checkpoint.marker import marker_path, write_marker
+from syncer.checkpoint.reader import Checkpoint
+from syncer.checkpoint.resume import check_resumable
+from syncer.checkpoint.writer import write_checkpoint
 from tests.sim.clock import MS, World
 
 PATH = "/simulated/checkpoint"

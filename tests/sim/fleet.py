@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from syncer.core import events as ev
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import Disk

@@ -17,7 +17,7 @@ import numpy as np
 
 from syncer.core import actions as act
 from syncer.core import events as ev
-from syncer.core.scheduler import Scheduler
+from syncer.core.run.scheduler import Scheduler
 from tests.toy_driver import toy_config
 
 SECOND = 1_000_000_000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from syncer.core import actions as act
 from syncer.core import events as ev
-from syncer.core.round import RoundState
+from syncer.core.rounds.round import RoundState
 
 REQUIRED = frozenset({
     # joining and leaving

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from syncer import kernels
+from syncer.checkpoint.facts import Cut, optimizer_facts
 from syncer.core import actions as act
 from syncer.core import events as ev
-from syncer.core.scheduler import Scheduler
+from syncer.core.run.scheduler import Scheduler
 from syncer.errors import NumericsError, RemoteProtocolError
 from syncer.merge import FragmentStore
-from syncer.store.facts import Cut, optimizer_facts
 from syncer.wire import encode, messages
 from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, Msg, bulk_dtype
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
+from syncer.wire.identity import session_refusal
 from syncer.wire.limits import Limits
-from syncer.wire.session import session_refusal
 from tests.sim.clock import MS, World
 from tests.sim.disk import Disk
 from tests.sim.marks import Marks

@@ -2,8 +2,8 @@
 
 import pytest
 
-from syncer.core.membership import Member
-from syncer.core.quorum import Verdict, decide_close, grace_ns, launch_interval_ns
+from syncer.core.rounds.closing import Verdict, decide_close, grace_ns, launch_interval_ns
+from syncer.core.rounds.membership import Member
 
 SECOND = 1_000_000_000
 NEVER = 2**63 - 1

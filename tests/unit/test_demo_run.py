@@ -12,7 +12,6 @@ import time
 import numpy as np
 import pytest
 
-from syncer.core.layout import AVG, RDA
 from syncer.demo import command, fleet, merged, settings, table
 from syncer.demo.fleet import Exited, Fleet, Line
 from syncer.demo.learner import whole_number
@@ -24,7 +23,8 @@ from syncer.demo.training import digest
 from syncer.demo.watch import TapeReader, Watch
 from syncer.errors import ConfigError, SyncerError
 from syncer.flags import resolve
-from syncer.learner.layout import build_layout
+from syncer.layout import AVG, RDA
+from syncer.learner.partition import build_layout
 from syncer.server.final_state import write_final_state
 
 

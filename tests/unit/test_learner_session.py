@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.learner.session import Bulk, ConnectionFailed, Phase, Session
 from syncer.wire import encode
 from syncer.wire.constants import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from syncer import kernels
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.golden import merge_reference as reference
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from syncer import kernels
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 
 F32 = np.float32

@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore, HelocoConstants
 from tests.golden import merge_reference as reference
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncer.core.layout import ISO, FragmentLayout, Layout
 from syncer.errors import ConfigError, NumericsError
+from syncer.layout import ISO, FragmentLayout, Layout
 from syncer.merge import FragmentStore, blas
 from syncer.merge.iso import flatten, flatten_all
 from tests.golden import merge_reference as reference

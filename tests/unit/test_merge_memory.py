@@ -12,7 +12,7 @@ PROGRAM = """
 import sys
 import numpy as np
 from pathlib import Path
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 
 def status(key):

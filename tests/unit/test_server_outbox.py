@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from syncer.merge.buffers import BufferPool
-from syncer.server.image import Image
 from syncer.server.outbox import Outbox
+from syncer.server.wire_version import WireVersion
 from syncer.wire import encode
 from syncer.wire.constants import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from tests.golden.merge_reference import bf16_encode
@@ -20,7 +20,7 @@ POOL = BufferPool()
 def image(fragment, version, numel=3, kind=Msg.BCAST_FRAGMENT, dtype=DTYPE_F32):
     params = np.full(numel, version, np.float32)
     source = SimpleNamespace(fragment=fragment, version=version, params=params)
-    return Image(kind, source, dtype, POOL)
+    return WireVersion(kind, source, dtype, POOL)
 
 
 def drain(outbox, log=None):
@@ -152,7 +152,7 @@ def test_the_pieces_are_the_frame(numel, dtype):
     params = rng.standard_normal(numel).astype(np.float32)
     source = SimpleNamespace(fragment=1, version=9, params=params)
     outbox = Outbox(2)
-    outbox.broadcast(Image(Msg.BCAST_FRAGMENT, source, dtype, POOL))
+    outbox.broadcast(WireVersion(Msg.BCAST_FRAGMENT, source, dtype, POOL))
     inner, heads = b"", []
     while (piece := outbox.next_piece()) is not None:
         bulk, (head, body) = piece
@@ -182,7 +182,7 @@ def test_image_memory_is_used_again_once_the_last_piece_is_gone():
     pool = BufferPool()
     pool.spare_bytes_max = 10**6
     source = SimpleNamespace(fragment=0, version=1, params=np.zeros(1001, np.float32))
-    shared = Image(Msg.BCAST_FRAGMENT, source, DTYPE_BF16, pool)
+    shared = WireVersion(Msg.BCAST_FRAGMENT, source, DTYPE_BF16, pool)
     piece = shared.body[10:20]
     del shared
     assert (pool.live, pool.spare_bytes) == (1, 0)

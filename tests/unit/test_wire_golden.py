@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.wire import encode
 from syncer.wire import messages as m
 from syncer.wire.constants import (
@@ -18,7 +18,7 @@ from syncer.wire.constants import (
     Msg,
 )
 from syncer.wire.hello import Hello, hello_mac, parse_hello
-from syncer.wire.session import rl_contract
+from syncer.wire.identity import rl_contract
 
 L1 = Layout((FragmentLayout(RDA, (4,)),))
 L2 = Layout((FragmentLayout(AVG, (6,)), FragmentLayout(ISO, (6, 4), ((2, 3), (2, 2)))))

@@ -4,12 +4,12 @@ import struct
 
 import pytest
 
-from syncer.core.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
 from syncer.wire.encode import encode_hello
 from syncer.wire.hello import Hello, parse_hello
-from syncer.wire.session import hello_refusal, rl_contract, session_refusal
+from syncer.wire.identity import hello_refusal, rl_contract, session_refusal
 
 LAYOUT = Layout((FragmentLayout(RDA, (4,)),))
 HELLO = Hello(1, 9, DTYPE_F32, LAYOUT, b"f" * 32, b"c" * 32, num_streams=3)

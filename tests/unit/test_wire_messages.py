@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from syncer.core.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.wire import encode
 from syncer.wire import messages as m
 from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from syncer.core.layout import RDA, FragmentLayout, Layout
+from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.wire import encode
 from syncer.wire.constants import DTYPE_F32, Msg
 from syncer.wire.frames import FrameReader

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from syncer.core.layout import RDA, FragmentLayout, Layout
 from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.wire import encode
 from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, MAGIC, Msg
 from syncer.wire.frames import FrameReader, Reassembly

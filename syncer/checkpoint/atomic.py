@@ -1,0 +1,277 @@
+"""A file that appears under its name only when it is complete and on disk, or not at all.
+
+It must not know what the bytes mean. Order of a commit: everything written, fsync, rename over the
+name, fsync of the directory. Until that has succeeded the file that was there can come back: a
+second name keeps it. A crash at any instant leaves the old file or the new one under the name.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from syncer.checkpoint.files import FILES, Files
+from syncer.errors import CheckpointError
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""One write call. Pieces begin at multiples of it, whatever the sizes of the parts."""
+BUFFERS_MAX = 512
+"""Parts of one write call; the system's own limit is 1024."""
+BLOCK_BYTES = 4096
+"""Alignment of memory, offset and length that every device accepts for direct writes."""
+
+
+class WriteError(CheckpointError):
+    """A file could not be written. What was there before is there still, unless the text says not.
+
+    `number` is the errno, `call` the method of `Files` that failed.
+    """
+
+    def __init__(self, text: str, number: int | None = None, call: str = ""):
+        super().__init__(text)
+        self.number, self.call = number, call
+
+
+class AtomicFile:
+    """Writes `<path>.tmp` in the directory of `path`, then takes its place.
+
+    A leftover `.tmp` is replaced; mode and owner of a file that is there are kept, as far as this
+    process may. A symbolic link stays one: the file it leads to is replaced. Every method raises
+    `WriteError`, after which nothing of the new file is left. size_bytes: what is going to be
+    written, checked against the free space first. direct: past the page cache, through one aligned
+    buffer; refused by some file systems.
+
+    Append, then `commit`; leaving the `with` block without that removes the partial file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, size_bytes: int = 0, files: Files = FILES,
+                 direct: bool = False):
+        self.shown = os.fspath(path)
+        self.path = os.path.realpath(self.shown) if os.path.islink(self.shown) else self.shown
+        self.directory = os.path.dirname(self.path) or "."
+        self.temporary = f"{self.path}.tmp"
+        self.backup = f"{self.path}.old.tmp"
+        self.files = files
+        self.descriptor = -1
+        self.written = 0
+        self.parts: list[memoryview] = []
+        self.waiting = 0
+        self.direct = direct
+        self.bounce = mmap.mmap(-1, PIECE_BYTES) if direct else None
+        self._check_space(size_bytes)
+        self._create()
+
+    def __enter__(self) -> AtomicFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.abort()
+
+    @property
+    def size(self) -> int:
+        """Bytes appended so far."""
+        return self.written + self.waiting
+
+    def _check_space(self, size_bytes: int) -> None:
+        with self._calling("free_bytes", "asked for its free space"):
+            free = self.files.free_bytes(self.directory)
+        if size_bytes > free:
+            raise WriteError(
+                f"{self.shown} needs {size_bytes} bytes next to the file that is there, but its "
+                f"file system has {free} bytes free; free {size_bytes - free} bytes or name a path "
+                "on another one", errno.ENOSPC, "free_bytes")
+
+    def _create(self) -> None:
+        with self._calling("unlink", "cleared of an old partial file"):
+            self._remove(self.temporary)
+        with self._calling("create", "created"):
+            self.descriptor = self.files.create(self.temporary, direct=self.direct)
+        with self._calling("set_mode", "given its mode"):
+            self._keep_mode()
+
+    def _keep_mode(self) -> None:
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(there.st_mode):
+            raise OSError(errno.EINVAL, "the name belongs to something that is no regular file")
+        mine = os.fstat(self.descriptor)
+        if (mine.st_uid, mine.st_gid) != (there.st_uid, there.st_gid):
+            # Only root may give a file away; losing a checkpoint over that would be worse.
+            with suppress(PermissionError):
+                self.files.set_owner(self.descriptor, there.st_uid, there.st_gid)
+        self.files.set_mode(self.descriptor, stat.S_IMODE(there.st_mode))
+
+    # -------------------------------------------------------------------------------- writing
+    def append(self, data: Any) -> None:
+        """Write a C-contiguous buffer behind what is there.
+
+        It must not change before `flush` or `commit`: it may be written only then.
+        """
+        view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+        at = 0
+        while at < len(view):
+            room = PIECE_BYTES - self.size % PIECE_BYTES
+            part = view[at : at + room]
+            self.parts.append(part)
+            self.waiting += len(part)
+            at += len(part)
+            if self.size % PIECE_BYTES == 0 or (
+                len(self.parts) >= BUFFERS_MAX and not self.direct
+            ):
+                self._write_waiting()
+
+    def flush(self) -> None:
+        """Hand everything appended to the kernel."""
+        self._write_waiting()
+
+    def rewrite(self, data: bytes, offset: int) -> None:
+        """Replace bytes that are written already. With `direct`: whole blocks at block offsets."""
+        with self._calling("write", "written"):
+            self._write([memoryview(data)], offset)
+
+    def _write_waiting(self) -> None:
+        if not self.waiting:
+            return
+        parts, self.parts, self.waiting = self.parts, [], 0
+        with self._calling("write", "written"):
+            self.written += self._write(parts, self.written)
+
+    def _write(self, parts: Sequence[memoryview], offset: int) -> int:
+        total = sum(len(part) for part in parts)
+        if self.direct:
+            parts = self._aligned(parts, total)
+        done = 0
+        while done < total:
+            count = self.files.write(self.descriptor, parts, offset + done)
+            if count <= 0:
+                raise OSError(errno.EIO, "the file takes no more bytes")
+            done += count
+            parts = _behind(parts, count)
+        return total
+
+    def _aligned(self, parts: Sequence[memoryview], total: int) -> list[memoryview]:
+        """The parts in one block-aligned buffer; a length that is no multiple ends direct mode."""
+        target = memoryview(self.bounce)
+        at = 0
+        for part in parts:
+            target[at : at + len(part)] = part
+            at += len(part)
+        if total % BLOCK_BYTES:
+            _end_direct(self.descriptor)
+        return [target[:total]]
+
+    # ------------------------------------------------------------------------------ the end
+    def commit(self) -> None:
+        """Make the file durable under its name.
+
+        If the directory cannot be made durable, the file that was there comes back.
+        """
+        self.flush()
+        with self._calling("sync", "made durable (fsync)"):
+            self.files.sync(self.descriptor)
+        descriptor, self.descriptor = self.descriptor, -1
+        with self._calling("close", "closed"):
+            self.files.close(descriptor)
+        kept = self._keep_old()
+        with self._calling("rename", "renamed"):
+            self.files.rename(self.temporary, self.path)
+        try:
+            self.files.sync_directory(self.directory)
+        except OSError as error:
+            raise self._take_back(kept, error) from None
+        self._forget_old()
+
+    def _keep_old(self) -> bool:
+        """Give the old file a second name; False if there is none, or no such thing as links."""
+        with self._calling("unlink", "cleared of an old partial file"):
+            self._remove(self.backup)
+        try:
+            self.files.link(self.path, self.backup)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                return False
+            self.abort()
+            raise self._failed("link", "replaced", error) from None
+        return True
+
+    def _take_back(self, kept: bool, error: OSError) -> WriteError:
+        try:
+            if kept:
+                self.files.rename(self.backup, self.path)
+            else:
+                self.files.unlink(self.path)
+        except OSError as second:
+            old = f"is kept as {self.backup}" if kept else "did not exist"
+            self.backup = ""  # whoever comes to help may want it
+            return WriteError(
+                f"{self.shown} was replaced, but its directory cannot be made durable "
+                f"({error.strerror}), and that could not be undone ({second.strerror}); the name "
+                f"leads to the new file, which is complete, and the old one {old}", error.errno,
+                "sync_directory")
+        with suppress(OSError):
+            self.files.sync_directory(self.directory)
+        return self._failed("sync_directory", "made durable under its name (fsync of the "
+                            "directory)", error)
+
+    def _forget_old(self) -> None:
+        """The new file stands; a second name that cannot be removed now goes at the next write."""
+        with suppress(OSError):
+            self._remove(self.backup)
+
+    def abort(self) -> None:
+        """Remove the partial file; harmless after `commit` and when repeated."""
+        self.parts, self.waiting = [], 0
+        if self.descriptor >= 0:
+            descriptor, self.descriptor = self.descriptor, -1
+            with suppress(OSError):
+                self.files.close(descriptor)
+        for name in filter(None, (self.temporary, self.backup)):
+            with suppress(OSError):
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if os.path.lexists(name):
+            with suppress(FileNotFoundError):
+                self.files.unlink(name)
+
+    @contextmanager
+    def _calling(self, call: str, what: str):
+        try:
+            yield
+        except OSError as error:
+            self.abort()
+            raise self._failed(call, what, error) from None
+
+    def _failed(self, call: str, what: str, error: OSError) -> WriteError:
+        if call == "create" and self.direct and error.errno == errno.EINVAL:
+            return WriteError(f"{self.shown} lies on a file system that takes no direct writes; "
+                              "leave --checkpoint-direct out", error.errno, call)
+        return WriteError(f"{self.shown} could not be {what}: {error.strerror}; the file that was "
+                          "there is unchanged", error.errno, call)
+
+
+def _behind(parts: Sequence[memoryview], count: int) -> list[memoryview]:
+    """The parts without their first `count` bytes."""
+    rest = []
+    for part in parts:
+        if count >= len(part):
+            count -= len(part)
+        else:
+            rest.append(part[count:])
+            count = 0
+    return rest
+
+
+def _end_direct(descriptor: int) -> None:
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)

@@ -1,0 +1,183 @@
+"""The thread that writes checkpoints, one after the other; must not know rounds or decide when.
+
+A save is a job on this thread, so there is never more than one writer, and whatever is asked for
+later lands later. The caller hears of each one exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from syncer.checkpoint.atomic import WriteError
+from syncer.checkpoint.facts import SAFETENSORS, Cut
+from syncer.checkpoint.files import FILES, Files, Patient
+from syncer.checkpoint.marker import remove_marker, write_marker
+from syncer.checkpoint.writer import write_checkpoint
+from syncer.errors import CheckpointError
+
+FSYNCS = ("sync", "sync_directory")
+BACKGROUND_NICE = 10
+"""Of a write while rounds go on. On two busy cores the longest pause of a merge was 85 ms without
+it and 50 ms with it, and the write took 1.0 s instead of 0.65 s. Never so nice that it would starve
+while it holds the interpreter's lock."""
+
+
+class Outcome(NamedTuple):
+    """How a save ended: `error` is one sentence, `defect` an exception nobody can cause."""
+
+    kind: str
+    step: int
+    bytes: int
+    seconds: float
+    error: str | None = None
+    defect: BaseException | None = None
+
+
+class _Job(NamedTuple):
+    kind: str
+    cut: Cut
+    done: Callable[[Outcome], None]
+    mark: bool
+    let_go: bool
+
+
+class Saver:
+    """Writes the checkpoints of one run to `path`.
+
+    keep: the newest so many stay as hard links `<path>.step-<t>`. retries: passing errors of one
+    save that are tried again. warn: told, on the thread, of what did not go well but is no failure.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, form: str = SAFETENSORS, keep: int = 0,
+                 retries: int = 1, direct: bool = False, files: Files = FILES,
+                 pause_s: float = 0.1,
+                 warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None):
+        self.path = os.fspath(path)
+        self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
+        self.files, self.pause_s, self.warn = files, pause_s, warn
+        self.jobs: deque[_Job | None] = deque()
+        self.changed = threading.Condition()
+        self.thread = threading.Thread(target=self._work, name="syncer-checkpoint", daemon=True)
+        self.thread.start()
+
+    def save(self, kind: str, cut: Cut, done: Callable[[Outcome], None], *, mark: bool = False,
+             let_go: bool = False) -> None:
+        """Write the cut behind whatever is being written; then `done(outcome)` on the thread.
+
+        mark: it is the final one of a marked run. let_go: give each version back as soon as it is
+        written; such a save cannot begin anew after a failed fsync.
+        """
+        self._put(_Job(kind, cut, done, mark, let_go))
+
+    def close(self) -> None:
+        """Wait for everything that was asked for, then end the thread."""
+        if self.thread.is_alive():
+            self._put(None)
+            self.thread.join()
+
+    def _put(self, job: _Job | None) -> None:
+        with self.changed:
+            self.jobs.append(job)
+            self.changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                while not self.jobs:
+                    self.changed.wait()
+                job = self.jobs.popleft()
+            if job is None:
+                return
+            outcome = self._run_aside(job) if job.let_go else self._run(job)
+            done = job.done
+            del job  # a waiting thread must not hold the last cut's memory
+            done(outcome)
+
+    def _run_aside(self, job: _Job) -> Outcome:
+        """On a thread that gives way to the rounds that go on meanwhile, and its digests too (a
+        thread starts with the niceness of the one that starts it). A thread may not become less
+        nice again, so it is a thread of its own."""
+        found: list[Outcome] = []
+
+        def work() -> None:
+            if sys.platform == "linux":  # elsewhere niceness is that of the whole process
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
+            found.append(self._run(job))
+
+        thread = threading.Thread(target=work, name="syncer-checkpoint-aside", daemon=True)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    def _run(self, job: _Job) -> Outcome:
+        begun = time.monotonic()
+        step, written, error, defect = job.cut.facts.step, 0, None, None
+        try:
+            written = self._write(job)
+        except CheckpointError as problem:
+            error = str(problem)
+        except BaseException as problem:
+            defect = problem
+        return Outcome(job.kind, step, written, time.monotonic() - begun, error, defect)
+
+    def _write(self, job: _Job) -> int:
+        files = Patient(self.files, self.retries, self.pause_s, self._retried)
+        while True:
+            try:
+                written = write_checkpoint(self.path, job.cut, self.form, files=files,
+                                           direct=self.direct, let_go=job.let_go)
+                break
+            except WriteError as error:
+                again = error.call in FSYNCS and not job.let_go and error.number is not None
+                if not again or not files.take_retry(
+                        error.call, OSError(error.number, os.strerror(error.number))):
+                    raise
+        if job.mark:
+            write_marker(self.path, job.cut.facts.step, files)
+        if self.keep:
+            self._keep(job.cut.facts.step)
+        return written
+
+    def _retried(self, call: str, error: OSError) -> None:
+        self.warn("checkpoint write tried again", {"path": self.path, "call": call,
+                                                   "error": error.strerror})
+
+    def unmark(self) -> None:
+        """The run will do more steps: no marker may say otherwise. Raises `WriteError`."""
+        remove_marker(self.path, self.files)
+
+    # ---------------------------------------------------------------------- earlier checkpoints
+    def _keep(self, step: int) -> None:
+        """Name this checkpoint by its step and drop the oldest names. The checkpoint itself is
+        safe already, so trouble here is a warning."""
+        name = f"{self.path}.step-{step}"
+        try:
+            with suppress(FileNotFoundError):
+                self.files.unlink(f"{name}.tmp")
+            self.files.link(self.path, f"{name}.tmp")
+            self.files.rename(f"{name}.tmp", name)
+            for old in self.kept(step)[self.keep :]:
+                self.files.unlink(f"{self.path}.step-{old}")
+        except OSError as error:
+            with suppress(OSError):
+                self.files.unlink(f"{name}.tmp")
+            self.warn("an earlier checkpoint could not be kept or dropped",
+                      {"path": name, "error": error.strerror})
+
+    def kept(self, step: int) -> list[int]:
+        """Steps up to `step` that are kept, newest first. Later ones belong to another history of
+        the run, before a resume from an older cut, and are left alone."""
+        directory, base = os.path.split(self.path)
+        form = re.compile(re.escape(base) + r"\.step-(\d+)")
+        found = [int(match[1]) for name in os.listdir(directory or ".")
+                 if (match := form.fullmatch(name))]
+        return sorted((t for t in found if t <= step), reverse=True)

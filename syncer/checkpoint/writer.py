@@ -1,0 +1,135 @@
+"""Writes a cut as one file, digests taken beside the writing; must not know when or why.
+
+The fragment versions are written as they are: immutable, no copy. One thread writes, another one
+hashes two tensors at a time, and the safetensors header is filled in last, before the fsync.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from syncer.checkpoint import safetensors, yeto
+from syncer.checkpoint.atomic import AtomicFile
+from syncer.checkpoint.facts import SAFETENSORS, Cut, Facts
+from syncer.checkpoint.files import FILES, Files
+from syncer.kernels import sha256, sha256_pair
+
+Progress = Callable[[int, int], None]
+
+
+class Part(NamedTuple):
+    """A piece of a file: literal bytes, or the place of a tensor."""
+
+    data: bytes | None
+    fragment: int = 0
+    array: str = ""
+
+
+class Digests(threading.Thread):
+    """SHA-256 of the tensors of a cut, two at a time; each version is let go when it is done."""
+
+    def __init__(self, cut: Cut):
+        super().__init__(name="syncer-checkpoint-digest", daemon=True)
+        self.fragments = list(cut.fragments)
+        self.state = cut.facts.state
+        self.found: dict[str, str] = {}
+        self.error: BaseException | None = None
+        self.stopping = False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for fragment in range(len(self.fragments)):
+                if self.stopping:
+                    return
+                version, self.fragments[fragment] = self.fragments[fragment], None
+                self._hash(fragment, version)
+        except BaseException as error:  # an error must reach the thread that waits for digests
+            self.error = error
+
+    def _hash(self, fragment: int, version: Any) -> None:
+        arrays = [("params", version.params), *version.state.items()]
+        for first in range(0, len(arrays), 2):
+            pair = arrays[first : first + 2]
+            found = (sha256_pair(pair[0][1], pair[1][1]) if len(pair) == 2
+                     else (sha256(pair[0][1]),))
+            for (name, _), digest in zip(pair, found, strict=True):
+                self.found[f"fragments.{fragment}.{name}"] = digest.hex()
+
+    def result(self) -> dict[str, str]:
+        """Digests in hex by tensor name, once all are there."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+    def stop(self) -> None:
+        """End soon, the tensors in hand apart."""
+        self.stopping = True
+        self.join()
+        self.fragments.clear()
+
+
+def parts(facts: Facts, form: str) -> Iterator[Part]:
+    """The file of a format, front to back; a safetensors header comes with zeros for digests."""
+    yield Part(safetensors.header(facts, {}) if form == SAFETENSORS else yeto.head(facts))
+    for fragment in range(len(facts.numels)):
+        if form != SAFETENSORS:
+            yield Part(yeto.fragment_head(facts, fragment))
+        for array in ("params", *facts.state):
+            yield Part(None, fragment, array)
+    if form != SAFETENSORS:
+        yield Part(yeto.tail(facts))
+
+
+def size_bytes(facts: Facts, form: str) -> int:
+    """Of the file. Raises `CheckpointError` when the format has no place for the state."""
+    if form != SAFETENSORS:
+        yeto.check_writable(facts)
+        return yeto.size_bytes(facts)
+    return len(safetensors.header(facts, {})) + facts.state_bytes
+
+
+def write_checkpoint(path: str | os.PathLike[str], cut: Cut, form: str = SAFETENSORS, *,
+                     files: Files = FILES, direct: bool = False, let_go: bool = False,
+                     progress: Progress | None = None) -> int:
+    """Replace `path` by the cut, whole and durable; returns the bytes of the file.
+
+    let_go: empty `cut.fragments` entry by entry as they are written, so that their memory can be
+    used again. Raises `WriteError` with the file that was there untouched, `CheckpointError` when
+    the format cannot hold the cut.
+    """
+    facts, total = cut.facts, size_bytes(cut.facts, form)
+    with AtomicFile(path, size_bytes=total, files=files, direct=direct) as file:
+        digests = Digests(cut) if form == SAFETENSORS else None
+        try:
+            _append_all(file, cut, form, let_go=let_go, progress=progress, total=total)
+            if digests is not None:
+                file.rewrite(safetensors.header(facts, digests.result()), 0)
+        finally:
+            if digests is not None:
+                digests.stop()
+        file.commit()
+    return total
+
+
+def _append_all(file: AtomicFile, cut: Cut, form: str, *, let_go: bool,
+                progress: Progress | None, total: int) -> None:
+    version: Any = None
+    held = -1
+    for part in parts(cut.facts, form):
+        if part.data is not None:
+            file.append(part.data)
+        else:
+            if part.fragment != held:
+                held, version = part.fragment, cut.fragments[part.fragment]
+                if let_go:
+                    cut.fragments[held] = None
+            file.append(version.params if part.array == "params" else version.state[part.array])
+        if progress is not None:
+            progress(file.written, total)
+    version = None
+    file.flush()

@@ -1,3 +1,0 @@
-from syncer.core.gathering import Gathering
-
-class Admission(Gathering): ...

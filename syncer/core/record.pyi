@@ -1,9 +1,0 @@
-from typing import Any
-
-from syncer.core.round import Round
-
-PROTOCOL_VERSION: int
-DELTA_SEMANTICS: str
-
-def merge_record(round: Round, layout_hash: str, quorum: int, sync_ns: int) -> dict[str, Any]: ...
-def failure_record(metric: str, error: str) -> dict[str, Any]: ...

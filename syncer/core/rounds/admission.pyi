@@ -1,0 +1,3 @@
+from syncer.core.rounds.gathering import Gathering
+
+class Admission(Gathering): ...

@@ -1,0 +1,58 @@
+# C surface of a round. Times are ns of the scheduler's clock; NEVER means unset.
+from syncer.core.rounds.carry cimport Carried
+from syncer.core.rounds.membership cimport Member
+
+cpdef enum RoundState:
+    GATHERING = 0
+    COMPUTING = 1
+    READY = 2
+
+
+cdef class Slot:
+    cdef readonly Member member              # of the expected set; may be gone by now
+    cdef readonly object push                # the accepted Push event, or None
+    cdef readonly bint holds                 # the push's payload is still ours to give back
+
+
+cdef class Round:
+    cdef readonly long long step
+    cdef readonly Py_ssize_t fragment
+    cdef readonly long long base
+    cdef readonly unsigned int attempt
+    cdef readonly RoundState state
+    cdef readonly dict slots                 # learner id -> Slot: the expected set E
+    cdef readonly dict carried               # learner id -> Carried: late pushes that joined
+    cdef readonly bint carry_answers         # a carried delta answers its learner's slot
+    cdef readonly Py_ssize_t answered        # answered slots
+    cdef readonly Py_ssize_t pushed          # slots with a push
+    cdef readonly object capacity_expected   # of E, in millionths
+    cdef readonly object capacity_answered   # of the answered slots
+    cdef readonly long long launch_ns        # of this attempt
+    cdef readonly long long quorum_deadline_ns
+    cdef readonly long long quorum_ns        # when quorum was first seen
+    cdef readonly long long grace_deadline_ns
+    cdef readonly long long grace_ns
+    cdef readonly list released              # ids whose slot left E
+    cdef readonly list joined                # ids that entered by late join
+    cdef readonly Py_ssize_t stale_refused
+    cdef readonly tuple contributions        # once computing
+    cdef readonly long long compute_ns
+    cdef readonly double gnorm
+    cdef readonly str error
+    cdef readonly long long committed_ns
+    cdef dict capacities
+
+    cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1
+    cdef bint contributed(self) noexcept
+    cdef bint answers(self, Slot slot)
+    cdef int count_answer(self, Slot slot) except -1
+    cdef int accept(self, Slot slot, object push) except -1
+    cdef int attach(self, Carried late) except -1
+    cdef int arm_grace(self, long long now_ns, long long grace_ns) except -1
+    cdef int drop_slot(self, Py_ssize_t learner) except -1
+    cdef int join(self, Member member) except -1
+    cdef list expected_members(self)
+    cdef list free_pushes(self)
+    cdef list free_all(self)
+    cdef int start_computing(self, tuple contributions) except -1
+    cdef int finish_computing(self, object done) except -1

@@ -1,0 +1,176 @@
+"""One round: the gathering of one step, from launch to commit.
+
+Holds the expected set with its slots, the attempt, the deadlines, the late pushes that joined, and
+afterwards the result's figures. It changes only through the methods below; must not decide
+anything or emit actions.
+
+    launch -> GATHERING -> start_computing -> COMPUTING -> finish_computing -> READY -> committed
+                 launch again: attempt + 1, new expected set, empty slots
+
+What may change the expected set while gathering, and nothing else: a slot passing to another
+generation of its learner, `join`, `drop_slot`, a new launch. The first three leave attempt, base,
+launch time and every deadline as they are.
+"""
+
+from syncer.core.rounds.carry cimport Carried
+from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.closing cimport NEVER
+
+cdef object MILLION = 1_000_000
+
+
+cdef class Slot:
+    """Place of one learner in the expected set of a round."""
+
+    def __cinit__(self, Member member):
+        self.member = member
+
+
+cdef class Round:
+    """The gathering, merge and commit of one step.
+
+    capacities: learner id -> millionths, 1 for ids not named; carry_answers: a carried delta counts
+    as the answer of its learner's slot.
+    """
+
+    def __cinit__(self, long long step, Py_ssize_t fragment, long long base, dict capacities,
+                  bint carry_answers):
+        self.step = step
+        self.fragment = fragment
+        self.base = base
+        self.capacities = capacities
+        self.carry_answers = carry_answers
+        self.carried = {}
+        self.committed_ns = NEVER
+
+    cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1:
+        """Begin the next attempt with these members (ascending id) as the expected set.
+
+        The pushes of the attempt before must have been freed; carried deltas stay.
+        """
+        cdef Member member
+        cdef Slot slot
+        self.attempt += 1
+        self.slots = {}
+        self.answered = 0
+        self.pushed = 0
+        self.capacity_expected = 0
+        self.capacity_answered = 0
+        for member in members:
+            slot = Slot(member)
+            self.slots[member.learner] = slot
+            if self.answers(slot):
+                self.count_answer(slot)
+        if self.capacities:
+            self.capacity_expected = sum([self.capacities.get(i, MILLION) for i in self.slots])
+        else:
+            self.capacity_expected = MILLION * len(self.slots)
+        self.launch_ns = now_ns
+        self.quorum_deadline_ns = quorum_deadline_ns
+        self.quorum_ns = NEVER
+        self.grace_deadline_ns = NEVER
+        self.grace_ns = NEVER
+        self.released = []
+        self.joined = []
+        return 0
+
+    cdef bint contributed(self) noexcept:
+        """Would a merge have anything to merge?"""
+        return self.pushed > 0 or len(self.carried) > 0
+
+    cdef bint answers(self, Slot slot):
+        """Has this slot's learner answered?"""
+        return slot.push is not None or (self.carry_answers
+                                         and slot.member.learner in self.carried)
+
+    cdef int count_answer(self, Slot slot) except -1:
+        self.answered += 1
+        self.capacity_answered += self.capacities.get(slot.member.learner, MILLION)
+        return 0
+
+    cdef int accept(self, Slot slot, object push) except -1:
+        """The slot's first valid push."""
+        cdef bint answered = self.answers(slot)
+        slot.push = push
+        slot.holds = True
+        self.pushed += 1
+        if not answered:
+            self.count_answer(slot)
+        return 0
+
+    cdef int attach(self, Carried late) except -1:
+        """A late push joins this round, whether or not its learner is expected."""
+        cdef Slot slot = self.slots.get(late.push.learner)
+        self.carried[late.push.learner] = late
+        if self.carry_answers and slot is not None and slot.push is None:
+            self.count_answer(slot)
+        return 0
+
+    cdef int arm_grace(self, long long now_ns, long long grace_ns) except -1:
+        """Quorum is seen for the first time in this attempt."""
+        self.quorum_ns = now_ns
+        self.grace_ns = grace_ns
+        self.grace_deadline_ns = now_ns + grace_ns
+        return 0
+
+    cdef int drop_slot(self, Py_ssize_t learner) except -1:
+        """The round does not wait for this learner, who has not answered, any more."""
+        del self.slots[learner]
+        self.capacity_expected -= self.capacities.get(learner, MILLION)
+        self.released.append(learner)
+        return 0
+
+    cdef int join(self, Member member) except -1:
+        """A late joiner enters the expected set."""
+        self.slots[member.learner] = Slot(member)
+        self.capacity_expected += self.capacities.get(member.learner, MILLION)
+        self.joined.append(member.learner)
+        return 0
+
+    cdef list expected_members(self):
+        """Members of the expected set, ascending id."""
+        cdef Slot slot
+        cdef list found = []
+        for learner in sorted(self.slots):
+            slot = self.slots[learner]
+            found.append(slot.member)
+        return found
+
+    cdef list free_pushes(self):
+        """Payloads of pushes that have not been given back yet, ascending id; now they are."""
+        cdef Slot slot
+        cdef list found = []
+        for learner in sorted(self.slots):
+            slot = self.slots[learner]
+            if slot.holds:
+                slot.holds = False
+                found.append(slot.push.payload)
+        return found
+
+    cdef list free_all(self):
+        """As `free_pushes`, and the carried ones."""
+        cdef Carried late
+        cdef list found = self.free_pushes()
+        for learner in sorted(self.carried):
+            late = self.carried[learner]
+            if late.holds:
+                late.holds = False
+                found.append(late.push.payload)
+        return found
+
+    cdef int start_computing(self, tuple contributions) except -1:
+        """The round has closed: from here on no push finds it."""
+        self.state = RoundState.COMPUTING
+        self.contributions = contributions
+        return 0
+
+    cdef int finish_computing(self, object done) except -1:
+        """The worker's answer is here."""
+        self.state = RoundState.READY
+        self.compute_ns = done.compute_ns
+        self.gnorm = done.gnorm
+        self.error = done.error
+        return 0
+
+    def __repr__(self):
+        return f"Round(step={self.step}, attempt={self.attempt}, answered={self.answered})"

@@ -1,0 +1,431 @@
+"""`Learner`: makes a NumPy training loop a learner. Anchors, blending, deltas, the step boundary.
+
+Must not touch sockets or wire bytes but through `Client` and `Session`, and must not wait for the
+network in `step`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from syncer.errors import ConfigError, SyncerError
+from syncer.learner.client import Client
+from syncer.learner.fragment import Fragment
+from syncer.learner.group import Receipt
+from syncer.learner.partition import (
+    NamedLayout,
+    build_layout,
+    canonical_name,
+    layout_fingerprint,
+    save_layout,
+)
+from syncer.learner.session import Phase, Session
+from syncer.wire.constants import DTYPES
+
+HEARTBEAT_S = 1.0
+"""Least time between two heartbeats; they feed the server's estimate of the step time."""
+KEY_VARIABLES = ("SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY")
+ACK_TIMEOUT_S = 900.0
+WAIT_REPORT_S = 30.0
+"""Time between two progress lines while waiting for the final cut."""
+
+
+class Status(NamedTuple):
+    """What one step boundary did, and where the learner stands."""
+
+    step: int
+    """Optimizer steps so far."""
+    applied: tuple[tuple[int, int], ...]
+    """(fragment, version) of the broadcasts blended in, in order."""
+    answered: tuple[tuple[int, int], ...]
+    """(fragment, global step) of the pulls answered with a delta, in order."""
+    versions: tuple[int, ...]
+    """Version each fragment is on; 0 also before the first broadcast."""
+    connected: bool
+    finished: bool
+    """Training is over: leave the loop and call `finish`."""
+
+
+class Learner:
+    """One island of a Decoupled DiLoCo run, on f32 arrays in this process.
+
+    parameters: name -> C-contiguous, writable f32 array of any shape; they are changed in place, so
+    the arrays must stay the ones the training loop uses. address: "host:port" of the server.
+    learner_id: below the server's --learners; learner 0 brings the initial values.
+    dtype: "f32", "bf16" or "q4", how deltas travel. fragments, matrix_merge, pattern, avg_regex,
+    identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
+    alpha: 0 <= alpha < 1, how much of its own values a learner keeps when a broadcast arrives.
+    min_steps_per_sync: optimizer steps on an anchor before a pull is answered.
+    num_streams: data sockets, 0..256. key: island key; None takes SYNCER_HMAC_KEY, then
+    YETO_ISLAND_HMAC_KEY, from the environment. profile_hash, contract: 32 bytes or None.
+    max_reconnects: attempts over the life, None for no limit. connect_timeout_s: seconds for the
+    first connection.
+
+    The constructor connects, waiting up to `connect_timeout_s`, and learner 0 sends its values.
+    Raises `ConfigError` or `LocalProtocolError` for arguments that cannot be used, and
+    `ConnectionFailed` when the server is not reached or refuses.
+    """
+
+    def __init__(self, parameters: Mapping[str, np.ndarray], address: str, *, learner_id: int,
+                 dtype: str = "bf16", fragments: int = 8, matrix_merge: str = "rda",
+                 pattern: str = "binpack", avg_regex: str | None = None,
+                 identity_shapes: bool = False, alpha: float = 0.5, min_steps_per_sync: int = 1,
+                 num_streams: int = 4, key: str | bytes | None = None,
+                 compat_group: str | None = None, profile_hash: bytes | None = None,
+                 contract: bytes | None = None, max_reconnects: int | None = None,
+                 connect_timeout_s: float = 900.0):
+        codes = {name: code for code, name in DTYPES.items()}
+        if dtype not in codes:
+            raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
+        if not 0 <= alpha < 1:
+            raise ConfigError(f"alpha must be at least 0 and below 1, found {alpha!r}")
+        arrays = _checked_parameters(parameters)
+        self._alpha = float(alpha)
+        self._layout = build_layout(
+            {name: array.shape for name, array in arrays.items()}, fragments, pattern=pattern,
+            avg_regex=avg_regex, matrix_merge=matrix_merge, identity_shapes=identity_shapes)
+        self._fragments = [
+            Fragment([arrays[tensor.name] for tensor in fragment.tensors], codes[dtype])
+            for fragment in self._layout.fragments]
+        self._session = Session(
+            self._layout.wire, layout_fingerprint(self._layout), learner=learner_id,
+            dtype=codes[dtype], num_streams=num_streams, contract=contract,
+            profile_hash=profile_hash, compat_group=compat_group, key=_key(key),
+            min_steps_per_sync=min_steps_per_sync)
+        self._client = Client(self._session, address, connect_timeout_s=connect_timeout_s,
+                              max_reconnects=max_reconnects)
+        self._buffers = _SendBuffers(max(
+            max(self._session.push_bytes(f), self._session.init_bytes(f))
+            for f in range(len(self._fragments))))
+        self._next_heartbeat_s = 0.0
+        self._done = False
+        self._init = _InitProgress()
+        try:
+            self._client.start()
+            if learner_id == 0:
+                self._send_init()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- what a training loop calls --------------------------------------------------------------
+
+    def step(self, tokens: int) -> Status:
+        """The step boundary: call it after every optimizer step, on `tokens` raw tokens.
+
+        Blends broadcasts that have arrived into the parameters and answers pulls with deltas.
+        Never waits for the network. Raises `ConnectionFailed` or `RemoteProtocolError` once the
+        connection has failed for good; an outage raises nothing.
+        """
+        self._client.check()
+        with self._client.lock:
+            self._session.advance(tokens)
+        return self._boundary()
+
+    def finish(self, timeout_s: float = 900.0) -> Status:
+        """Waits for the final cut, writes it into the parameters, and acknowledges it.
+
+        Afterwards the parameters are exactly the server's f32 values. May be called before
+        training is over: the learner then goes on following the others without steps of its own.
+        Raises `SyncerError` when the cut is not complete after `timeout_s` seconds, and as `step`.
+        """
+        if self._done:
+            return self._status((), ())
+        deadline = time.monotonic() + timeout_s
+        self._wait_for_cut(deadline, timeout_s)
+        with self._client.lock:
+            cut = self._session.final_cut()
+        for fragment, tensor in zip(self._fragments, cut, strict=True):
+            fragment.overwrite(tensor)
+        self._acknowledge(time.monotonic() + ACK_TIMEOUT_S)
+        self._done = True
+        return self._status((), ())
+
+    def adopt(self, timeout_s: float = 900.0) -> Status:
+        """Sets the parameters to the newest merged values, waiting until every fragment has some.
+
+        For values that have nothing to do with the run's, before the first step: without it a
+        learner that joins late blends its fresh parameters in and pushes the difference. Counts
+        no step and answers no pull. Returns early, with the parameters as they were, when the
+        final cut is already there. Raises `SyncerError` when the fragments have not arrived after
+        `timeout_s` seconds, and as `step`.
+        """
+        self._client.check()
+        session, client = self._session, self._client
+        deadline = time.monotonic() + timeout_s
+        applied = self._apply_broadcasts()
+        while missing := [i for i, f in enumerate(self._fragments) if f.anchor is None]:
+            if session.phase is not Phase.TRAINING:
+                return self._status(applied, ())
+            self._offer_init()
+            arrived = client.wait_for(
+                lambda: session.broadcasts or session.phase is not Phase.TRAINING
+                or self._init_can_go_on(), deadline - time.monotonic())
+            if not arrived:
+                raise SyncerError(f"no broadcast of fragments {missing} within {timeout_s:.0f} s: "
+                                  "has the run started?")
+            applied += self._apply_broadcasts()
+        for fragment in self._fragments:
+            fragment.restore()
+        return self._status(applied, ())
+
+    def close(self) -> None:
+        """Leaves the run and ends all threads, within seconds. May be called again."""
+        self._client.close()
+
+    def save_layout(self, path: str | os.PathLike) -> None:
+        """Writes names, shapes and fragments as JSON, for exports. Raises `ConfigError`."""
+        save_layout(path, self._layout)
+
+    def __enter__(self) -> Learner:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    @property
+    def layout(self) -> NamedLayout:
+        """Which parameters are in which fragment."""
+        return self._layout
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the network over all connections."""
+        return self._client.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received over all connections."""
+        return self._client.bytes_received
+
+    # --- the step boundary -----------------------------------------------------------------------
+
+    def _boundary(self) -> Status:
+        """Everything after the health check, in the order of the protocol.
+
+        Broadcasts before pulls: a pull can overtake the broadcast it is based on.
+        """
+        applied = self._apply_broadcasts()
+        self._offer_init()
+        answered = self._answer_pulls()
+        self._send_heartbeat()
+        return self._status(applied, answered)
+
+    def _apply_broadcasts(self) -> tuple[tuple[int, int], ...]:
+        with self._client.lock:
+            held = self._session.versions
+            taken = self._session.take_broadcasts()
+        if any(bcast.version < held[bcast.fragment] for bcast in taken):
+            self._client.say("the server was resumed from an earlier step; following it")
+        for bcast in taken:
+            self._fragments[bcast.fragment].rebase(bcast.tensor, self._alpha)
+        return tuple((bcast.fragment, bcast.version) for bcast in taken)
+
+    def _answer_pulls(self) -> tuple[tuple[int, int], ...]:
+        with self._client.lock:
+            due = self._session.due_pulls()
+        answered = []
+        for pull in due:
+            if not self._client.has_room(self._session.push_bytes(pull.fragment)):
+                break  # it stays pending: the network is slower than the pulls
+            with self._client.lock:
+                push = self._session.answer(pull)
+            if push is not None:
+                delta = self._buffers.take(self._session.push_bytes(pull.fragment))
+                self._fragments[pull.fragment].pack_delta(delta)
+                receipt = self._client.send(self._session.push(push, delta))
+                self._buffers.lend(receipt, delta)
+                if not receipt.dropped:
+                    answered.append((pull.fragment, pull.step))
+        return tuple(answered)
+
+    def _send_heartbeat(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_heartbeat_s:
+            self._next_heartbeat_s = now + HEARTBEAT_S
+            self._client.send_control(self._session.heartbeat())
+
+    def _status(self, applied, answered) -> Status:
+        session = self._session
+        with self._client.lock:
+            return Status(session.steps, applied, answered, session.versions,
+                          self._client.connected, session.phase is not Phase.TRAINING)
+
+    # --- start and end ---------------------------------------------------------------------------
+
+    def _send_init(self) -> None:
+        """Learner 0's values of every fragment, in order; waits until the kernel has them."""
+        while self._init_is_wanted() and not self._init.all_sent(len(self._fragments)):
+            self._client.wait_for(lambda: self._init_can_go_on() or self._init.all_sent(
+                len(self._fragments)) or not self._init_is_wanted())
+            self._offer_init()
+
+    def _offer_init(self) -> None:
+        """Sends the next values of learner 0, two fragments under way at a time.
+
+        Until a first broadcast shows that the server has them, every new connection gets them from
+        the start: what the kernel took may not have arrived, or the server may be a fresh one, and
+        nobody else can bring them. A server that has them drops them.
+        """
+        session = self._session
+        while self._init_can_go_on():
+            index = self._init.begin(session.last_generation)
+            values = self._buffers.take(session.init_bytes(index))
+            self._fragments[index].pack_values(values)
+            receipt = self._client.send(session.init(index, values))
+            self._buffers.lend(receipt, values)
+            self._init.receipts.append(receipt)
+
+    def _init_is_wanted(self) -> bool:
+        session = self._session
+        return (session.learner == 0 and session.phase is Phase.TRAINING
+                and not any(session.accepted))
+
+    def _init_can_go_on(self) -> bool:
+        if not self._init_is_wanted() or not self._client.connected:
+            return False
+        return self._init.may_begin(self._session.last_generation, len(self._fragments))
+
+    def _wait_for_cut(self, deadline: float, timeout_s: float) -> None:
+        session, client = self._session, self._client
+        report_s = time.monotonic() + WAIT_REPORT_S
+        while True:
+            client.check()
+            self._boundary()
+            if client.wait_for(self._has_work, min(deadline, report_s) - time.monotonic()):
+                if session.final_cut() is not None:
+                    return
+                continue
+            with client.lock:
+                missing = f"fragments {session.missing_final_fragments()}"
+                if session.manifest is None:
+                    missing = "manifest"
+            now = time.monotonic()
+            if now >= deadline:
+                raise SyncerError(f"the final cut was not complete after {timeout_s:.0f} s: "
+                                  f"{missing} missing")
+            report_s = now + WAIT_REPORT_S
+            client.say(
+                f"waiting for the final cut ({missing} missing), {deadline - now:.0f} s left")
+
+    def _has_work(self) -> bool:
+        """Whether a boundary, or the end of the wait for the cut, has something to do."""
+        session = self._session
+        if session.phase is not Phase.TRAINING:
+            return session.final_cut() is not None
+        due = session.due_pulls()
+        return bool(session.broadcasts) or self._init_can_go_on() or bool(
+            due and self._client.has_room(session.push_bytes(due[0].fragment)))
+
+    def _acknowledge(self, deadline: float) -> None:
+        """Sends FINAL_ACK until its bytes were handed over; SHUTDOWN meanwhile counts as well."""
+        session, client = self._session, self._client
+        while True:
+            with client.lock:
+                frame = session.acknowledge()
+            receipt = client.send_control(frame)
+            client.wait_for(lambda receipt=receipt: receipt.settled or session.ended,
+                            deadline - time.monotonic())
+            if receipt.sent or session.ended:
+                return
+            if not client.wait_for(lambda: client.connected or session.ended,
+                                   deadline - time.monotonic()):
+                raise SyncerError(
+                    f"FINAL_ACK could not be sent within {ACK_TIMEOUT_S:.0f} s: not connected; "
+                    "the parameters are the final ones nevertheless")
+
+
+class _InitProgress:
+    """How far the initial values have got on the newest connection."""
+
+    UNDER_WAY_MAX = 2
+
+    def __init__(self):
+        self.generation = 0
+        self.receipts: list[Receipt] = []
+        """Of each fragment handed to this connection, in order."""
+
+    def may_begin(self, generation: int, fragments: int) -> bool:
+        """Whether one more fragment may be packed: never more than two wait for the network."""
+        if generation != self.generation:
+            return True
+        return len(self.receipts) < fragments and all(
+            receipt.settled for receipt in self.receipts[:1 - self.UNDER_WAY_MAX])
+
+    def begin(self, generation: int) -> int:
+        """The next fragment; a new connection starts at 0."""
+        if generation != self.generation:
+            self.generation = generation
+            self.receipts = []
+        return len(self.receipts)
+
+    def all_sent(self, fragments: int) -> bool:
+        """The kernel has the values of every fragment."""
+        return len(self.receipts) == fragments and all(
+            receipt.sent for receipt in self.receipts)
+
+
+class _SendBuffers:
+    """Memory for packed tensors that is used again: fresh pages cost more than packing.
+
+    At most two buffers of the largest message are kept. One that was lent for a message comes back
+    when that message was sent; that of a dropped message never does, since a writer of the ended
+    connection may still be reading it.
+    """
+
+    KEPT = 2
+
+    def __init__(self, largest_bytes: int):
+        self._largest_bytes = largest_bytes
+        self._free: list[np.ndarray] = []
+        self._lent: list[tuple[Receipt, np.ndarray]] = []
+
+    def take(self, size: int) -> np.ndarray:
+        """A uint8 array of `size` bytes, contents undefined."""
+        lent, self._lent = self._lent, []
+        for receipt, buffer in lent:
+            if receipt.sent:
+                self._free.append(buffer)
+            elif not receipt.dropped:
+                self._lent.append((receipt, buffer))
+        del self._free[self.KEPT:]
+        buffer = self._free.pop() if self._free else np.empty(self._largest_bytes, np.uint8)
+        return buffer[:size]
+
+    def lend(self, receipt: Receipt, array: np.ndarray) -> None:
+        """Says which message uses an array of `take`."""
+        self._lent.append((receipt, array.base))
+
+
+def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for name, array in parameters.items():
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+            found = getattr(array, "dtype", type(array).__name__)
+            raise ConfigError(f"parameter {name!r} is {found}, expected a NumPy array of float32")
+        if not array.flags.carray:
+            raise ConfigError(f"parameter {name!r} must be C-contiguous, aligned and writable, so "
+                              "that it can be changed in place; pass a copy and train on that")
+        if canonical_name(name) in arrays:
+            raise ConfigError(f"two parameters are called {canonical_name(name)!r} without the "
+                              "prefixes of their wrappers")
+        arrays[canonical_name(name)] = array
+    places = sorted((array.ctypes.data, array.nbytes, name) for name, array in arrays.items())
+    for (start, size, name), (behind, _, other) in itertools.pairwise(places):
+        if start + size > behind:
+            raise ConfigError(f"parameters {name!r} and {other!r} share memory; pass tied "
+                              "parameters once")
+    return arrays
+
+
+def _key(key: str | bytes | None) -> bytes | None:
+    """The island key as bytes; the environment if None, and no key if empty."""
+    if key is None:
+        key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
+    return (key.encode() if isinstance(key, str) else bytes(key)) or None

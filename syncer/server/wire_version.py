@@ -1,0 +1,50 @@
+"""What one version of a fragment looks like on the wire, shared by every learner it goes to.
+
+f32 is the fragment's own memory; bf16 is encoded once per version, range by range as it is first
+needed. It must not know who receives it, and it never changes a byte that was handed out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syncer.kernels import encode_bf16
+from syncer.merge.buffers import BufferPool
+from syncer.wire.constants import DTYPE_F32, Msg, bulk_dtype
+from syncer.wire.encode import bcast_head, final_head
+
+
+class WireVersion:
+    """A BCAST_FRAGMENT or FINAL_FRAGMENT: `kind`, `fragment`, `version`, `head`, `body`.
+
+    `source` is a published fragment version (`.fragment .version .params`). Bytes of `body` up to
+    `n` may be read after `ready(n)`. Encoded bytes land in memory of `pool`, which has it back when
+    the last view is gone.
+    """
+
+    __slots__ = ("__weakref__", "body", "encoded", "fragment", "head", "kind", "source", "version")
+
+    def __init__(self, kind: Msg, source: Any, dtype: int, pool: BufferPool):
+        self.kind = kind
+        self.source = source
+        self.fragment: int = source.fragment
+        self.version: int = source.version
+        final = kind == Msg.FINAL_FRAGMENT
+        self.head: bytes = (final_head if final else bcast_head)(source.fragment, source.version)
+        if final or bulk_dtype(dtype) == DTYPE_F32:
+            self.body = memoryview(source.params).cast("B")
+            self.encoded = len(self.body)
+        else:
+            numel = len(source.params)
+            self.body = memoryview(pool.take((numel + 1) // 2)).cast("B")[: 2 * numel]
+            self.encoded = 0
+
+    def ready(self, end: int) -> None:
+        """Make `body[:end]` final. `end` may lie inside a value."""
+        if end <= self.encoded:
+            return
+        first, last = self.encoded // 2, -(-end // 2)
+        encode_bf16(self.source.params[first:last], self.body[2 * first : 2 * last])
+        self.encoded = 2 * last
+        if self.encoded == len(self.body):
+            self.source = None  # the f32 version is not pinned once nothing of it is needed

@@ -1,0 +1,280 @@
+"""The saver thread, what it keeps, the marker, and the lock of a path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from syncer.checkpoint.files import Files
+from syncer.checkpoint.lock import PathLock
+from syncer.checkpoint.marker import marker_path
+from syncer.checkpoint.reader import Checkpoint
+from syncer.checkpoint.saver import BACKGROUND_NICE, Outcome, Saver
+from syncer.checkpoint.writer import write_checkpoint
+from syncer.errors import ConfigError
+from tests.checkpoint.cuts import Faulty, copy_of, make_cut, names_in
+
+PATIENCE_S = 60.0
+
+
+class Gate(Files):
+    """The real file system, but a write waits until the test lets it go on."""
+
+    def __init__(self):
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+        self.writers = 0
+        self.writers_max = 0
+
+    def create(self, path, *, direct=False):
+        self.writers += 1
+        self.writers_max = max(self.writers, self.writers_max)
+        self.entered.release()
+        assert self.open.wait(PATIENCE_S)
+        return super().create(path, direct=direct)
+
+    def sync_directory(self, path):
+        super().sync_directory(path)
+        self.writers -= 1
+
+
+@pytest.fixture
+def outcomes():
+    return queue.Queue()
+
+
+def saver_of(tmp_path, **options):
+    warnings = []
+    saver = Saver(tmp_path / "c", pause_s=0.0, warn=lambda text, fields: warnings.append(
+        (text, fields)), **options)
+    saver.warnings = warnings
+    return saver
+
+
+def test_saves_land_in_the_order_they_were_asked_for(tmp_path, outcomes):
+    gate = Gate()
+    saver = saver_of(tmp_path, files=gate)
+    cuts = [make_cut(step) for step in (8, 16, 17)]
+    saver.save("periodic", copy_of(cuts[0]), outcomes.put, let_go=True)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
+    saver.save("periodic", copy_of(cuts[1]), outcomes.put, let_go=True)
+    saver.save("final", cuts[2], outcomes.put)
+    assert outcomes.empty()
+    gate.open.set()
+    found = [outcomes.get(timeout=PATIENCE_S) for _ in cuts]
+    assert [(o.kind, o.step, o.error, o.defect) for o in found] == [
+        ("periodic", 8, None, None), ("periodic", 16, None, None), ("final", 17, None, None)]
+    assert gate.writers_max == 1
+    saver.close()
+    write_checkpoint(tmp_path / "alone", cuts[2])
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
+    assert found[2].bytes == (tmp_path / "c").stat().st_size
+    assert not gate.writers
+
+
+def test_closing_waits_for_a_running_save(tmp_path, outcomes):
+    gate = Gate()
+    saver = saver_of(tmp_path, files=gate)
+    saver.save("periodic", make_cut(8), outcomes.put)
+    assert gate.entered.acquire(timeout=PATIENCE_S)
+    closing = threading.Thread(target=saver.close)
+    closing.start()
+    assert outcomes.empty()
+    gate.open.set()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    assert outcomes.get_nowait().error is None
+    saver.close()
+
+
+def run_one(saver, cut, outcomes, **options) -> Outcome:
+    saver.save("periodic", cut, outcomes.put, **options)
+    return outcomes.get(timeout=PATIENCE_S)
+
+
+def test_a_failed_save_is_told_and_the_next_one_works(tmp_path, outcomes):
+    files = Faulty(0, only="write", number=errno.ENOSPC, times=2)
+    saver = saver_of(tmp_path, files=files, retries=1)
+    failed = run_one(saver, make_cut(8), outcomes)
+    assert "No space left" in failed.error
+    assert failed.bytes == 0
+    assert [text for text, _ in saver.warnings] == ["checkpoint write tried again"]
+    assert not names_in(tmp_path)
+    assert run_one(saver, make_cut(16), outcomes).error is None
+    saver.close()
+
+
+@pytest.mark.parametrize("call", ["sync", "sync_directory"])
+@pytest.mark.parametrize("case", [(1, False, True), (1, True, False), (0, False, False)])
+def test_a_failed_fsync_means_writing_anew(tmp_path, outcomes, call, case):
+    """While the versions are still there; a save that lets go of them cannot begin again."""
+    retries, let_go, good = case
+    files = Faulty(0, only=call)
+    saver = saver_of(tmp_path, files=files, retries=retries)
+    cut = make_cut(8)
+    outcome = run_one(saver, copy_of(cut), outcomes, let_go=let_go)
+    assert (outcome.error is None) == good
+    if good:
+        assert files.calls.count("create") == 2
+        write_checkpoint(tmp_path / "alone", cut)
+        assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
+    else:
+        assert not names_in(tmp_path)
+    saver.close()
+
+
+def test_a_defect_is_no_checkpoint_error(tmp_path, outcomes):
+    cut = make_cut(8)
+    cut.fragments[1] = None
+    saver = saver_of(tmp_path)
+    outcome = run_one(saver, cut, outcomes)
+    assert outcome.error is None
+    assert isinstance(outcome.defect, AttributeError)
+    saver.close()
+    assert not names_in(tmp_path)
+
+
+# --------------------------------------------------------------------------- earlier ones
+def test_the_last_ones_stay_as_hard_links(tmp_path, outcomes):
+    saver = saver_of(tmp_path, keep=2)
+    for step in (2, 4, 6):
+        assert run_one(saver, make_cut(step), outcomes).error is None
+    assert names_in(tmp_path) == {"c", "c.step-4", "c.step-6"}
+    assert os.path.samefile(tmp_path / "c", tmp_path / "c.step-6")
+    with Checkpoint(tmp_path / "c.step-4") as checkpoint:
+        checkpoint.load()
+        assert checkpoint.facts.step == 4
+    # the same step again, as after a resume, takes the name over
+    assert run_one(saver, make_cut(6, seed=1), outcomes).error is None
+    assert os.path.samefile(tmp_path / "c", tmp_path / "c.step-6")
+    assert names_in(tmp_path) == {"c", "c.step-4", "c.step-6"}
+    saver.close()
+    assert not saver.warnings
+
+
+def test_another_history_and_other_files_are_left_alone(tmp_path, outcomes):
+    others = {"c.step-100", "c.step-x", "c.step-3.bak", "d.step-1"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"other")
+    saver = saver_of(tmp_path, keep=1)
+    for step in (8, 9):
+        run_one(saver, make_cut(step), outcomes)
+    saver.close()
+    assert names_in(tmp_path) == {"c", "c.step-9"} | others
+
+
+def test_keeping_that_fails_is_a_warning(tmp_path, outcomes):
+    saver = saver_of(tmp_path, keep=1, files=Faulty(0, only="link", number=errno.EPERM, times=99))
+    assert run_one(saver, make_cut(8), outcomes).error is None
+    saver.close()
+    assert names_in(tmp_path) == {"c"}
+    assert len(saver.warnings) == 1
+
+
+# --------------------------------------------------------------------------------- marker
+def test_the_marker_of_a_final_checkpoint(tmp_path, outcomes):
+    saver = saver_of(tmp_path)
+    run_one(saver, make_cut(8), outcomes, mark=True)
+    assert (tmp_path / "c.final").read_bytes() == b"YETO_FINAL_V1\nglobal_step=8\n"
+    assert marker_path(tmp_path / "c") == str(tmp_path / "c.final")
+    saver.unmark()
+    assert names_in(tmp_path) == {"c"}
+    saver.unmark()
+    saver.close()
+
+
+def test_a_marker_that_cannot_be_written_is_a_failed_save(tmp_path, outcomes):
+    files = Faulty(1, only="sync")
+    saver = saver_of(tmp_path, files=files, retries=0)
+    assert "c.final" in run_one(saver, make_cut(8), outcomes, mark=True).error
+    saver.close()
+    assert names_in(tmp_path) == {"c"}, "the checkpoint itself is whole, and not marked"
+
+
+# ----------------------------------------------------------------------------------- lock
+HOLDER = """
+import sys
+from syncer.checkpoint.lock import PathLock
+lock = PathLock(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+lock.close()
+"""
+
+
+def test_a_second_process_is_told_the_first_ones_pid(tmp_path):
+    path = str(tmp_path / "c")
+    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=rf"in use by process {holder.pid}\b.*c\.lock"):
+            PathLock(path)
+        holder.kill()
+        holder.wait()
+        assert names_in(tmp_path) == {"c.lock"}, "a killed process leaves the file"
+        with PathLock(path):
+            assert (tmp_path / "c.lock").read_text() == f"{os.getpid()}\n"
+        assert not names_in(tmp_path)
+
+
+def test_within_a_process_too(tmp_path):
+    with PathLock(tmp_path / "c"), pytest.raises(ConfigError, match=str(os.getpid())):
+        PathLock(tmp_path / "c")
+    with PathLock(tmp_path / "c"), PathLock(tmp_path / "d"):
+        pass
+
+
+def test_many_takers_of_one_lock(tmp_path):
+    """Removing the file at the end must not let two in."""
+    inside, most, wrong = [0], [0], []
+
+    def take():
+        for _ in range(50):
+            try:
+                with PathLock(tmp_path / "c"):
+                    inside[0] += 1
+                    most[0] = max(most[0], inside[0])
+                    if inside[0] != 1:
+                        wrong.append(inside[0])
+                    inside[0] -= 1
+            except ConfigError:
+                continue
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert most == [1]
+    assert not wrong
+    assert not names_in(tmp_path)
+
+
+def test_a_directory_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="name a file in a directory"):
+        PathLock(tmp_path / "nowhere" / "c")
+
+
+def test_a_write_in_the_background_gives_way(tmp_path, outcomes):
+    """Its thread is nicer than the others; a write that somebody waits for is not."""
+    if sys.platform != "linux":
+        pytest.skip("niceness of a single thread is known on Linux only")
+    seen = []
+
+    class Watching(Files):
+        def sync(self, descriptor):
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            super().sync(descriptor)
+
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    saver = saver_of(tmp_path, files=Watching())
+    run_one(saver, copy_of(make_cut(8)), outcomes, let_go=True)
+    run_one(saver, make_cut(9), outcomes)
+    saver.close()
+    assert seen == [max(usual, BACKGROUND_NICE), usual]

@@ -1,0 +1,225 @@
+"""Who gets in, over real sockets: HELLO, keys, sessions, data sockets, and limits for strangers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncer.errors import ConfigError
+from syncer.server import door, merging
+from syncer.wire import encode, messages
+from syncer.wire.constants import DTYPE_BF16, HASH_BYTES, Msg
+from syncer.wire.identity import rl_contract
+from tests.e2e.scripted import ScriptedLearner, ServerThread, layout_of
+
+SMALL = layout_of((4,))
+ONES = np.ones(4, np.float32)
+
+
+def finish_alone(learner: ScriptedLearner) -> None:
+    """The rest of a one-step run of one learner."""
+    learner.send_init([ONES])
+    learner.push(learner.pull(), ONES)
+    learner.finish()
+    learner.close()
+
+
+def refused(port: int, learner: int = 0, layout=SMALL, **settings) -> str:
+    """The ERROR that a new connection gets."""
+    with ScriptedLearner(port, learner, layout, **settings) as other:
+        return other.error()
+
+
+def test_a_huge_first_frame_is_refused_from_its_header(tmp_path):
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, connect=False) as stranger:
+            stranger.control = stranger.open_socket()
+            stranger.send(encode.frame_header(Msg.HELLO, 2**40))
+            assert "exceeds limit" in stranger.error()
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+@pytest.mark.parametrize(("first_bytes", "text"), [
+    (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "invalid first frame: bad magic"),
+    (encode.encode_heartbeat(messages.Heartbeat(0, 1)), "invalid first frame: unexpected"),
+    (encode.frame(Msg.HELLO, b"\3\0"), "protocol version mismatch"),
+    (encode.frame(Msg.HELLO, b""), "invalid HELLO: payload truncated"),
+    (encode.frame(Msg.DATA_HELLO, b"\4\0"), "invalid DATA_HELLO: "),
+])
+def test_a_bad_first_frame_gets_one_error_and_an_end(tmp_path, first_bytes, text):
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, connect=False) as stranger:
+            stranger.control = stranger.open_socket()
+            stranger.send(first_bytes)
+            assert text in stranger.error()
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+def test_an_error_is_not_lost_when_the_peer_goes_on_sending(tmp_path):
+    """A socket that is closed with unread input is reset; the ERROR must be readable anyway."""
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, connect=False) as stranger:
+            stranger.control = stranger.open_socket()
+            stranger.send(encode.frame_header(Msg.HELLO, 2**40) + bytes(3_000_000))
+            assert "exceeds limit" in stranger.error()
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+def test_ids_and_sessions(tmp_path):
+    """Each refusal ends one connection; the session that stands is not touched."""
+    with ServerThread(tmp_path, learners=2) as server:
+        port = server.port
+        assert "outside configured range" in refused(port, learner=2)
+        with ScriptedLearner(port, 0, SMALL) as first:
+            server.log.wait("learner connected", learner=0)
+            text = refused(port, 1, layout_of((5,)))
+            assert text.startswith("session mismatch")
+            assert f"expected session_contract_hash={'11' * 32}" in text
+            assert f"got session_contract_hash={'11' * 32}" in text
+            assert refused(port, 1, dtype=DTYPE_BF16).startswith("session mismatch")
+            assert "22" * 32 in refused(port, 1, contract=b"\x22" * 32)
+            text = refused(port, 1, compat_group="nvidia")
+            assert "兼容组不同：未声明 对 nvidia，容差未标定" in text
+            generation = first.hello.generation
+            text = refused(port, 0, generation=generation)
+            assert text.startswith("duplicate connection generation")
+            with ScriptedLearner(port, 1, SMALL) as second:
+                first.send_init([ONES])
+                for learner in (first, second):
+                    learner.push(learner.pull(), ONES)
+                for learner in (first, second):
+                    learner.take_cut()
+                for learner in (first, second):
+                    learner.until(Msg.SHUTDOWN)
+        assert server.wait() == 0
+
+
+def test_a_layout_that_cannot_be_merged_is_refused_and_fixes_no_session(tmp_path, monkeypatch):
+    real = merging.FragmentStore
+
+    def store(layout, **constants):
+        if layout.largest == 5:
+            raise ConfigError("no such merge mode")
+        return real(layout, **constants)
+
+    monkeypatch.setattr(merging, "FragmentStore", store)
+    with ServerThread(tmp_path) as server:
+        assert refused(server.port, layout=layout_of((5,))) == "invalid HELLO: no such merge mode"
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+def test_keys(tmp_path):
+    with ServerThread(tmp_path, island_hmac_key="secret") as server:
+        for key in (None, b"wrong"):
+            assert refused(server.port, key=key).startswith("HELLO authentication failed")
+        finish_alone(ScriptedLearner(server.port, 0, SMALL, key=b"secret"))
+        assert server.wait() == 0
+        assert "secret" not in server.log.text()
+
+
+def test_profiles(tmp_path):
+    with ServerThread(tmp_path, require_profile_binding=True) as server:
+        assert refused(server.port).startswith("HELLO is missing the required syncer semantic")
+        other = refused(server.port, profile_hash=bytes(HASH_BYTES))
+        assert other.startswith("HELLO syncer semantic profile")
+        own = server.config.profile_hash
+        finish_alone(ScriptedLearner(server.port, 0, SMALL, profile_hash=own))
+        assert server.wait() == 0
+
+
+def test_a_pinned_island_contract(tmp_path):
+    identity, fingerprint = b"\x42" * HASH_BYTES, b"\x11" * HASH_BYTES
+    with ServerThread(tmp_path, expected_island_contract=identity) as server:
+        assert refused(server.port).startswith("session mismatch")
+        contract = rl_contract(fingerprint, identity)
+        finish_alone(ScriptedLearner(server.port, 0, SMALL, contract=contract))
+        assert server.wait() == 0
+
+
+# ------------------------------------------------------------------------------- data sockets
+def test_data_sockets_may_come_before_their_hello(tmp_path):
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, streams=2, connect=False) as learner:
+            learner.dial_data(1)
+            learner.dial_data(0)
+            # Frames behind a DATA_HELLO wait with it.
+            body = ONES.tobytes()
+            learner.control = learner.data[1]
+            learner.send_bulk(Msg.INIT_PARAMS, encode.init_head(0), body, chunked=False)
+            learner.dial()
+            learner.push(learner.pull(), ONES)
+            learner.finish()
+        assert server.wait() == 0
+
+
+def test_data_sockets_that_do_not_fit_their_group(tmp_path):
+    def error_of(learner, stream, generation=None):
+        with ScriptedLearner(server.port, 0, SMALL, streams=0, connect=False,
+                             generation=generation) as other:
+            other.control = other.dial_data(stream)
+            return other.error()
+
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, streams=1) as learner:
+            learner.send_init([ONES])
+            pull = learner.pull()
+            generation = learner.hello.generation
+            assert "out of bounds" in error_of(learner, 1, generation)
+            assert "duplicate data stream index" in error_of(learner, 0, generation)
+            learner.push(pull, ONES)
+            learner.finish()
+        assert server.wait() == 0
+
+
+def test_a_data_socket_whose_hello_never_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr(door, "DATA_HELLO_WAIT_NS", 50_000_000)
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, streams=1, connect=False) as learner:
+            learner.control = learner.dial_data(0)
+            assert "unknown learner" in learner.error()
+        assert not server.server.door.waiting
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+# ---------------------------------------------------------------------------------- strangers
+def test_a_socket_without_a_first_frame_is_closed_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(door, "FIRST_FRAME_NS", 50_000_000)
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, connect=False) as stranger:
+            stranger.control = stranger.open_socket()
+            stranger.send(b"\xde\xc0")
+            stranger.ended()
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+def test_the_oldest_stranger_goes_when_there_are_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(door, "STRANGERS_MAX", 8)
+    with (
+        ServerThread(tmp_path) as server,
+        ScriptedLearner(server.port, 0, SMALL, connect=False) as crowd,
+    ):
+        crowd.control = crowd.open_socket()
+        for _ in range(8):
+            crowd.open_socket()
+        crowd.ended()
+        # With the crowd still there a learner gets in.
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+def test_unfinished_first_frames_share_a_budget_of_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(door, "STRANGER_BYTES_MAX", 300_000)
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, SMALL, connect=False) as stranger:
+            stranger.control = stranger.open_socket()
+            stranger.send(encode.frame_header(Msg.HELLO, 2**24) + bytes(400_000))
+            assert "too many large first frames" in stranger.error()
+        assert server.server.door.stranger_bytes == 0
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
