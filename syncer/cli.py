@@ -10,10 +10,11 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from syncer import __version__
 from syncer.errors import ConfigError, SyncerError
+from syncer.exits import Exit
 from syncer.flags import OneSentenceParser
 
 COMMANDS = {
@@ -53,17 +54,27 @@ def show_version(verbose: bool) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status; a user's mistake is one sentence."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return answered(lambda: subcommand(words))
+
+
+def subcommand(words: list[str]) -> int:
+    """Runs what the words of a command line say; raises `SyncerError`."""
+    if set(words) in ({"--version"}, {"--version", "-v"}):
+        return show_version(verbose="-v" in words)
     command = next((word for word in words if not word.startswith("-")), None)
+    args = build_parser(command).parse_args(words)
+    return int(importlib.import_module(COMMANDS[args.command][0]).run(args))
+
+
+def answered(run: Callable[[], int]) -> int:
+    """The status that `run` returns, or that of its error, which is said in one sentence."""
     try:
-        if set(words) in ({"--version"}, {"--version", "-v"}):
-            return show_version(verbose="-v" in words)
-        args = build_parser(command).parse_args(words)
-        return importlib.import_module(COMMANDS[args.command][0]).run(args)
+        return run()
     except SyncerError as error:
         print(f"syncer: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return Exit.UNUSABLE if isinstance(error, ConfigError) else Exit.FAILED
     except KeyboardInterrupt:
-        return 130
+        return Exit.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return Exit.FAILED

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from syncer import flags
+from syncer.cli import answered
 from syncer.config import Config
-from syncer.errors import ConfigError, SyncerError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -23,20 +23,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves one run to its end; returns the exit status of rounds.md 2, raises `SyncerError`."""
+    """Serves one run to its end; returns its exit status, raises `SyncerError`."""
     return serve(flags.resolve(vars(args), os.environ))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m syncer.server`; a mistake of the user is one sentence and status 2."""
     words = sys.argv[1:] if argv is None else argv
-    try:
-        return serve(flags.read_config(words, os.environ, prog="python -m syncer.server"))
-    except SyncerError as error:
-        print(f"syncer: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:  # before the server took over the signals
-        return 130
+    return answered(
+        lambda: serve(flags.read_config(words, os.environ, prog="python -m syncer.server")))
 
 
 def serve(config: Config) -> int:

@@ -17,6 +17,7 @@ from syncer.core import actions, events, invariants
 from syncer.core.run.record import failure_record
 from syncer.core.run.scheduler import Phase, Scheduler
 from syncer.errors import CheckpointError, ConfigError
+from syncer.exits import Exit
 from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
 from syncer.server.conn import Channel, Group
@@ -34,8 +35,6 @@ from syncer.wire.constants import Msg
 from syncer.wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
 from syncer.wire.messages import Manifest, Pull
-
-EXIT_NOT_RESUMABLE = 4
 
 
 class Ending(NamedTuple):
@@ -143,7 +142,7 @@ class Driver:
         if (text is not None and self.config.max_base_lag == 0
                 and self.scheduler.phase == Phase.WAITING):
             self._record(actions.Record(failure_record("layout_hash_mismatch", text)))
-            self._exit(actions.Exit(EXIT_NOT_RESUMABLE, text))
+            self._exit(actions.Exit(Exit.NOT_RESUMABLE, text))
         return text
 
     def _open_session(self, hello: Hello) -> None:

@@ -18,16 +18,15 @@ from syncer.checkpoint.atomic import WriteError
 from syncer.config import Config
 from syncer.core import events
 from syncer.errors import CheckpointError, ConfigError
+from syncer.exits import NO_FAILURES, Exit, after_signal
 from syncer.server.door import BindError, Door, listen
-from syncer.server.driver import EXIT_NOT_RESUMABLE, Driver, Ending
+from syncer.server.driver import Driver, Ending
 from syncer.server.log import Log
 from syncer.server.loop import Loop
 from syncer.server.persistence import Persistence
 from syncer.server.tape import Tape
 from syncer.server.workers import Workers
 
-EXIT_FAILED, EXIT_NOT_BINDABLE, EXIT_NOT_WRITTEN = 1, 3, 5
-NO_FAILURES = (0, 130, 143)
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
 
@@ -111,7 +110,7 @@ class Server:
         """An error nobody should be able to cause: one line for people, the rest at debug level."""
         for line in traceback.format_exc().splitlines():
             self.log.debug(line)
-        return Ending(EXIT_FAILED, f"internal error: {type(error).__name__}: {error}")
+        return Ending(Exit.FAILED, f"internal error: {type(error).__name__}: {error}")
 
     def _say(self, ending: Ending) -> None:
         self.log.write("INFO" if ending.status in NO_FAILURES else "ERROR", ending.text,
@@ -120,7 +119,7 @@ class Server:
     # --------------------------------------------------------------------------------- the end
     def _close(self) -> None:
         """Flush what is queued, let peers read it, then close every socket and thread."""
-        self.driver.ending = self.driver.ending or Ending(EXIT_FAILED, "")
+        self.driver.ending = self.driver.ending or Ending(Exit.FAILED, "")
         self.door.close()
         groups = [group for group in self.driver.groups.values() if not group.ended]
         self._poll_until(lambda: all(group.flushed for group in groups), FLUSH_NS)
@@ -160,7 +159,7 @@ def open_tape(config: Config) -> Tape | None:
 
 
 def serve(config: Config) -> int:
-    """Run a server in this process until the run ends; returns the exit status of rounds.md 2.
+    """Run a server in this process until the run ends; returns the exit status, an `Exit`.
 
     Raises `ConfigError` when a file of the configuration cannot be opened.
     """
@@ -168,10 +167,10 @@ def serve(config: Config) -> int:
         server = Server(config)
     except BindError as error:
         print(f"syncer: {error}", file=sys.stderr)
-        return EXIT_NOT_BINDABLE
+        return Exit.NOT_BINDABLE
     except CheckpointError as error:
         print(f"syncer: {error}", file=sys.stderr)
-        return EXIT_NOT_WRITTEN if isinstance(error, WriteError) else EXIT_NOT_RESUMABLE
+        return Exit.NOT_WRITTEN if isinstance(error, WriteError) else Exit.NOT_RESUMABLE
     return server.run()
 
 
@@ -196,7 +195,7 @@ class _Signals:
     def _caught(self, signum: int, frame: Any) -> None:
         self.seen += 1
         if self.seen > 1:
-            os._exit(128 + signum)
+            os._exit(after_signal(signum))
         self.server.stop(signum)
 
     def __exit__(self, *exc_info: object) -> None:

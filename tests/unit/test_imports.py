@@ -16,16 +16,17 @@ PACKAGE = Path(__file__).parents[2] / "syncer"
 # What each room may import of the package, besides itself. A room is a directory or a module of it.
 ARROWS = {
     "errors": set(),
+    "exits": set(),
     "config": {"errors"},
     "flags": {"errors", "config"},
     "layout": {"errors"},
-    "core": {"errors", "config", "layout"},
+    "core": {"errors", "exits", "config", "layout"},
     "wire": {"errors", "layout"},
     "kernels": {"errors"},
     "merge": {"errors", "kernels", "layout"},
     "checkpoint": {"errors", "kernels", "layout"},
     "learner": {"errors", "wire", "kernels", "layout"},
-    "server": {"errors", "flags", "config", "core", "layout", "wire", "kernels", "merge",
+    "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",
                "checkpoint"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}

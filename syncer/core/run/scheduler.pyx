@@ -33,13 +33,13 @@ from syncer.core.run.record cimport failure_record, merge_record
 from syncer.core.rounds.round cimport Round, RoundState
 from syncer.core.run.saving cimport Saves
 from syncer.errors import InvariantViolation
+from syncer.exits import Exit, after_signal
 
-cdef int TRAINED = 0
-cdef int FAILED = 1
-cdef int NOT_WRITTEN = 5
-cdef int NEVER_STARTED = 6
+cdef int DONE = Exit.DONE
+cdef int FAILED = Exit.FAILED
+cdef int NOT_WRITTEN = Exit.NOT_WRITTEN
+cdef int NEVER_STARTED = Exit.NEVER_STARTED
 cdef object U64_MAX = 2**64 - 1
-cdef int SIGNALLED = 128                         # + the signal's number
 
 cdef object Push = ev.Push, Heartbeat = ev.Heartbeat, Tick = ev.Tick, MergeDone = ev.MergeDone
 cdef object Synced = ev.Synced, Hello = ev.Hello, Disconnected = ev.Disconnected
@@ -452,7 +452,7 @@ cdef class Scheduler(Admission):
                 kind == "final" and self.policy.final_state) else self.send_final_cut()
         if self.phase == Phase.CUTOFF and kind == "budget-cutoff":
             self.log("INFO", "learner-budget cutoff checkpoint written", {"step": self.global_step})
-            return self.end(TRAINED, f"learner budget spent after {self.global_step} outer steps")
+            return self.end(DONE, f"learner budget spent after {self.global_step} outer steps")
         return 0
 
     cdef int not_saved(self, str kind, str error) except -1:
@@ -505,7 +505,7 @@ cdef class Scheduler(Admission):
                  if key in self.members.members]
         if there:
             self.emit(act.SendShutdown(tuple(there)))
-        return self.end(TRAINED, f"training complete after {self.global_step} outer steps")
+        return self.end(DONE, f"training complete after {self.global_step} outer steps")
 
     # ---- learner budget ------------------------------------------------------------------------
 
@@ -570,7 +570,7 @@ cdef class Scheduler(Admission):
     cdef int end_stopping(self) except -1:
         if self.failure is not None:
             return self.end(FAILED, self.failure)
-        return self.end(SIGNALLED + self.stop_signal,
+        return self.end(after_signal(self.stop_signal),
                         f"stopped by signal {self.stop_signal} after {self.global_step} outer steps")
 
     cdef int strict_failure(self, str metric, str text) except -1:
