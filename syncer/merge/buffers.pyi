@@ -1,5 +1,8 @@
-from collections.abc import Buffer as _Readable
+from typing import final
 
+from typing_extensions import Buffer as _Readable
+
+@final
 class Buffer:
     numel: int
     frozen: bool
@@ -7,6 +10,7 @@ class Buffer:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
 class BufferPool:
     live: int
     live_bytes: int

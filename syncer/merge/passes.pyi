@@ -1,5 +1,7 @@
-from collections.abc import Buffer as _Readable
 from collections.abc import Sequence
+from typing import Self, final
+
+from typing_extensions import Buffer as _Readable
 
 from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.plan import Plan
@@ -11,11 +13,12 @@ STEP_DELAYED_HOLD: int
 STEP_DELAYED_APPLY: int
 STEP_NONE: int
 
+@final
 class FoldSums:
     plan: Plan
     weight_sum: float
     pushes: int
-    def __init__(self, plan: Plan, pool: BufferPool, directed: bool) -> None: ...
+    def __new__(cls, plan: Plan, pool: BufferPool, directed: bool) -> Self: ...
 
 def run(
     plan: Plan,

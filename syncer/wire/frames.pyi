@@ -2,6 +2,8 @@ from collections.abc import Iterator
 
 from syncer.wire.limits import Limits
 
+class Partial: ...
+
 class Reassembly:
     limits: Limits
     bytes_open: int

@@ -1,3 +1,5 @@
+from typing import Self
+
 from syncer.core.events import Push
 
 class Carried:
@@ -10,6 +12,6 @@ class CarryQueue:
     waiting: dict[int, dict[int, Push]]
     merged: dict[int, list[tuple[int, frozenset[int]]]]
     fragments: int
-    def __init__(self, fragments: int, max_lag: int) -> None: ...
+    def __new__(cls, fragments: int, max_lag: int) -> Self: ...
 
 def version_index(version: int, fragment: int, fragments: int) -> int: ...

@@ -1,3 +1,5 @@
+from typing import Self
+
 class Member:
     learner: int
     generation: int
@@ -6,7 +8,7 @@ class Member:
     held: bool
     delivered: tuple[int, ...] | None
     step_time_s: float
-    def __init__(self, learner: int, generation: int) -> None: ...
+    def __new__(cls, learner: int, generation: int) -> Self: ...
     def observe(self, now_ns: int, local_step: int) -> None: ...
 
 class Membership:
@@ -15,4 +17,4 @@ class Membership:
     newest: list[int]
     current_count: int
     launchable_count: int
-    def __init__(self, learners: int) -> None: ...
+    def __new__(cls, learners: int) -> Self: ...

@@ -1,3 +1,5 @@
+from typing import Self
+
 class BudgetGate:
     leases: dict[int, int]
-    def __init__(self, learners: int, now_ns: int, lease_ns: int) -> None: ...
+    def __new__(cls, learners: int, now_ns: int, lease_ns: int) -> Self: ...

@@ -7,6 +7,7 @@ from syncer.core.rounds.admission import Admission
 from syncer.core.rounds.round import Round
 from syncer.core.run.budget import BudgetGate
 from syncer.core.run.finishing import FinalCut
+from syncer.core.run.saving import Saves
 
 class Phase(IntEnum):
     WAITING = 0
@@ -25,6 +26,8 @@ class Scheduler(Admission):
     ledger: dict[int, list[int]]
     final_cut: FinalCut | None
     budget: BudgetGate | None
+    saves: Saves
     def __init__(self, config: Any, resumed: Resumed | None = None) -> None: ...
     def step(self, now_ns: int, event: Event) -> list[Action]: ...
     def deadline_ns(self) -> int | None: ...
+    def record_shutdown(self) -> None: ...
