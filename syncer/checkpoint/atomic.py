@@ -8,7 +8,6 @@ second name keeps it. A crash at any instant leaves the old file or the new one 
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import stat
@@ -53,7 +52,7 @@ class AtomicFile:
     def __init__(self, path: str | os.PathLike[str], *, size_bytes: int = 0, files: Files = FILES,
                  direct: bool = False):
         self.shown = os.fspath(path)
-        self.path = os.path.realpath(self.shown) if os.path.islink(self.shown) else self.shown
+        self.path = files.real_path(self.shown)
         self.directory = os.path.dirname(self.path) or "."
         self.temporary = f"{self.path}.tmp"
         self.backup = f"{self.path}.old.tmp"
@@ -97,12 +96,12 @@ class AtomicFile:
 
     def _keep_mode(self) -> None:
         try:
-            there = os.stat(self.path)
+            there = self.files.status(self.path)
         except FileNotFoundError:
             return
         if not stat.S_ISREG(there.st_mode):
             raise OSError(errno.EINVAL, "the name belongs to something that is no regular file")
-        mine = os.fstat(self.descriptor)
+        mine = self.files.status(self.descriptor)
         if (mine.st_uid, mine.st_gid) != (there.st_uid, there.st_gid):
             # Only root may give a file away; losing a checkpoint over that would be worse.
             with suppress(PermissionError):
@@ -165,7 +164,7 @@ class AtomicFile:
             target[at : at + len(part)] = part
             at += len(part)
         if total % BLOCK_BYTES:
-            _end_direct(self.descriptor)
+            self.files.end_direct(self.descriptor)
         return [target[:total]]
 
     # ------------------------------------------------------------------------------ the end
@@ -240,7 +239,7 @@ class AtomicFile:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:
-        if os.path.lexists(name):
+        if self.files.exists(name):
             with suppress(FileNotFoundError):
                 self.files.unlink(name)
 
@@ -270,8 +269,3 @@ def _behind(parts: Sequence[memoryview], count: int) -> list[memoryview]:
             rest.append(part[count:])
             count = 0
     return rest
-
-
-def _end_direct(descriptor: int) -> None:
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)

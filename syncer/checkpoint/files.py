@@ -1,16 +1,21 @@
-"""The system calls that writing needs, one method each; must not hold state or decide anything.
+"""The system calls that checkpoints need, one method each; must not hold state or decide anything.
 
-Everything that writes goes through a `Files`, so a test can make any single call fail, and a retry
-has one place.
+All that writes and reads goes through a `Files`: a test can make any single call fail, the
+simulator has files of its own, and a retry has one place.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from syncer.checkpoint.lock import PathLock
+
+T = TypeVar("T")
 
 PERMANENT = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
@@ -31,6 +36,11 @@ class Files:
     def write(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
         """Bytes written of the buffers, one after the other, from `offset`; may be fewer."""
         return os.pwritev(descriptor, buffers, offset)
+
+    def end_direct(self, descriptor: int) -> None:
+        """The next write may have any length: it goes through the page cache."""
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
 
     def sync(self, descriptor: int) -> None:
         os.fsync(descriptor)
@@ -66,18 +76,48 @@ class Files:
         facts = os.statvfs(path)
         return facts.f_frsize * (facts.f_bavail if os.geteuid() else facts.f_bfree)
 
+    # ------------------------------------------------------------------------------- looking
+    def open(self, path: str) -> int:
+        """A descriptor to read from. Does not wait for a writer, as a pipe of that name would."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        """Bytes read into the buffers, one after the other, from `offset`; 0 at the end."""
+        return os.preadv(descriptor, buffers, offset)
+
+    def status(self, file: str | int) -> os.stat_result:
+        """Kind, mode, owner and size of a path (links followed) or a descriptor."""
+        return os.stat(file)
+
+    def exists(self, path: str) -> bool:
+        """Whether the name is there, be it a link that leads nowhere."""
+        return os.path.lexists(path)
+
+    def names(self, directory: str) -> list[str]:
+        """What lies in a directory, in no order."""
+        return os.listdir(directory)
+
+    def real_path(self, path: str) -> str:
+        """Where a symbolic link leads in the end; any other path as it is."""
+        return os.path.realpath(path) if os.path.islink(path) else path
+
+    def lock(self, path: str) -> PathLock:
+        """The path for this process alone. Raises `ConfigError` instead of OSError."""
+        return PathLock(path)
+
 
 class Patient(Files):
     """Another `Files` whose passing troubles are tried again, `retries` times all in all.
 
     A failed fsync is never repeated: the kernel may have dropped the pages it could not write, and
     the next fsync would then report success over a hole. Whoever still has the data must write the
-    whole file anew.
+    whole file anew. sleep: what passes the time between two attempts.
     """
 
     def __init__(self, files: Files, retries: int, pause_s: float = 0.1,
-                 told: Callable[[str, OSError], None] | None = None):
-        self.files, self.left, self.pause_s = files, retries, pause_s
+                 told: Callable[[str, OSError], None] | None = None,
+                 sleep: Callable[[float], None] = time.sleep):
+        self.files, self.left, self.pause_s, self.sleep = files, retries, pause_s, sleep
         self.told = told or (lambda name, error: None)
 
     def take_retry(self, name: str, error: OSError) -> bool:
@@ -86,34 +126,38 @@ class Patient(Files):
             return False
         self.left -= 1
         self.told(name, error)
-        time.sleep(self.pause_s)
+        self.sleep(self.pause_s)
         return True
 
-    def _again(self, name: str, *given: Any, **options: Any) -> Any:
+    def _again(self, name: str, call: Callable[..., T], *given: Any, **options: Any) -> T:
         while True:
             try:
-                return getattr(self.files, name)(*given, **options)
+                return call(*given, **options)
             except OSError as error:
                 if not self.take_retry(name, error):
                     raise
 
     def create(self, path: str, *, direct: bool = False) -> int:
-        return self._again("create", path, direct=direct)
+        return self._again("create", self.files.create, path, direct=direct)
 
     def write(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
-        return self._again("write", descriptor, buffers, offset)
+        return self._again("write", self.files.write, descriptor, buffers, offset)
 
     def link(self, path: str, name: str) -> None:
-        self._again("link", path, name)
+        self._again("link", self.files.link, path, name)
 
     def rename(self, path: str, name: str) -> None:
-        self._again("rename", path, name)
+        self._again("rename", self.files.rename, path, name)
 
     def unlink(self, path: str) -> None:
-        self._again("unlink", path)
+        self._again("unlink", self.files.unlink, path)
 
     def free_bytes(self, path: str) -> int:
-        return self._again("free_bytes", path)
+        return self._again("free_bytes", self.files.free_bytes, path)
+
+    # the others as they are
+    def end_direct(self, descriptor: int) -> None:
+        self.files.end_direct(descriptor)
 
     def sync(self, descriptor: int) -> None:
         self.files.sync(descriptor)
@@ -129,6 +173,27 @@ class Patient(Files):
 
     def close(self, descriptor: int) -> None:
         self.files.close(descriptor)
+
+    def open(self, path: str) -> int:
+        return self.files.open(path)
+
+    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        return self.files.read(descriptor, buffers, offset)
+
+    def status(self, file: str | int) -> os.stat_result:
+        return self.files.status(file)
+
+    def exists(self, path: str) -> bool:
+        return self.files.exists(path)
+
+    def names(self, directory: str) -> list[str]:
+        return self.files.names(directory)
+
+    def real_path(self, path: str) -> str:
+        return self.files.real_path(path)
+
+    def lock(self, path: str) -> PathLock:
+        return self.files.lock(path)
 
 
 FILES = Files()

@@ -25,7 +25,7 @@ def remove_marker(path: str | os.PathLike[str], files: Files = FILES) -> None:
     """A run will do more steps: its checkpoint is not final any more. Raises `WriteError`."""
     name = marker_path(path)
     try:
-        if os.path.lexists(name):
+        if files.exists(name):
             with suppress(FileNotFoundError):
                 files.unlink(name)
             files.sync_directory(os.path.dirname(name) or ".")

@@ -17,6 +17,7 @@ import numpy as np
 
 from syncer.checkpoint import safetensors, yeto
 from syncer.checkpoint.facts import SAFETENSORS, YETO_V3, Facts, TensorPlace, check_contiguous
+from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
 from syncer.kernels import Sha256, first_nonfinite, sha256_update_pair
@@ -46,11 +47,11 @@ class Checkpoint:
     those of one cut.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = os.fspath(path)
+    def __init__(self, path: str | os.PathLike[str], files: Files = FILES):
+        self.path, self.files = os.fspath(path), files
         self.descriptor = self._open()
         try:
-            self.size = os.fstat(self.descriptor).st_size
+            self.size = files.status(self.descriptor).st_size
             self.format, self.facts, self.places, self.digests = self._parse()
             check_contiguous(self.facts)
         except OSError as error:
@@ -65,18 +66,19 @@ class Checkpoint:
 
     def _open(self) -> int:
         try:
-            # Without O_NONBLOCK a pipe of that name would wait for a writer for ever.
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = self.files.open(self.path)
         except OSError as error:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
+        if not stat.S_ISREG(self.files.status(descriptor).st_mode):
+            self.files.close(descriptor)
             raise CheckpointError(f"{self.path} is no regular file")
         return descriptor
 
     def _parse(self) -> tuple[str, Facts, dict, dict[str, str]]:
-        window = Window(self.path, self.descriptor, self.size)
-        if os.pread(self.descriptor, 4, 0) == yeto.MAGIC_BYTES:
+        window = Window(self.path, self.descriptor, self.size, self.files)
+        magic = bytearray(len(yeto.MAGIC_BYTES))
+        self.files.read(self.descriptor, [magic], 0)
+        if magic == yeto.MAGIC_BYTES:
             return YETO_V3, *yeto.parse(window), {}
         if self.size < 8:
             raise CheckpointFormatError(
@@ -86,7 +88,7 @@ class Checkpoint:
 
     def close(self) -> None:
         if self.descriptor >= 0:
-            os.close(self.descriptor)
+            self.files.close(self.descriptor)
             self.descriptor = -1
 
     def __enter__(self) -> Checkpoint:
@@ -167,7 +169,7 @@ class Checkpoint:
         view, at = memoryview(target).cast("B"), 0
         while at < len(view):
             try:
-                count = os.preadv(self.descriptor, [view[at:]], offset + at)
+                count = self.files.read(self.descriptor, [view[at:]], offset + at)
             except OSError as error:
                 raise CheckpointError(f"{self.path}: tensor {tensor.name} at offset {offset + at} "
                                       f"cannot be read: {error.strerror}") from None

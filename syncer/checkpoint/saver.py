@@ -1,16 +1,13 @@
-"""The thread that writes checkpoints, one after the other; must not know rounds or decide when.
+"""The saves of a run, one after the other; must not know rounds, threads or the clock.
 
-A save is a job on this thread, so there is never more than one writer, and whatever is asked for
-later lands later. The caller hears of each one exactly once.
+A save is a job on a `Lane`, so there is never more than one writer, and whatever is asked for later
+lands later. The caller hears of each one exactly once.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,15 +16,12 @@ from typing import Any, NamedTuple
 from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.facts import SAFETENSORS, Cut
 from syncer.checkpoint.files import FILES, Files, Patient
+from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.marker import remove_marker, write_marker
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import CheckpointError
 
 FSYNCS = ("sync", "sync_directory")
-BACKGROUND_NICE = 10
-"""Of a write while rounds go on. On two busy cores the longest pause of a merge was 85 ms without
-it and 50 ms with it, and the write took 1.0 s instead of 0.65 s. Never so nice that it would starve
-while it holds the interpreter's lock."""
 
 
 class Outcome(NamedTuple):
@@ -53,73 +47,43 @@ class Saver:
     """Writes the checkpoints of one run to `path`.
 
     keep: the newest so many stay as hard links `<path>.step-<t>`. retries: passing errors of one
-    save that are tried again. warn: told, on the thread, of what did not go well but is no failure.
+    save that are tried again. warn: told, on the lane, of what did not go well but is no failure.
+    lane: where it writes; by default a thread that it starts.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, form: str = SAFETENSORS, keep: int = 0,
                  retries: int = 1, direct: bool = False, files: Files = FILES,
-                 pause_s: float = 0.1,
+                 lane: Lane | None = None, pause_s: float = 0.1,
                  warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None):
         self.path = os.fspath(path)
         self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
         self.files, self.pause_s, self.warn = files, pause_s, warn
-        self.jobs: deque[_Job | None] = deque()
-        self.changed = threading.Condition()
-        self.thread = threading.Thread(target=self._work, name="syncer-checkpoint", daemon=True)
-        self.thread.start()
+        self.lane = lane or Lane()
+        self.jobs: deque[_Job] = deque()
 
     def save(self, kind: str, cut: Cut, done: Callable[[Outcome], None], *, mark: bool = False,
              let_go: bool = False) -> None:
-        """Write the cut behind whatever is being written; then `done(outcome)` on the thread.
+        """Write the cut behind whatever is being written; then `done(outcome)` on the lane.
 
         mark: it is the final one of a marked run. let_go: give each version back as soon as it is
-        written; such a save cannot begin anew after a failed fsync.
+        written; such a save cannot begin anew after a failed fsync, and gives way to the rounds.
         """
-        self._put(_Job(kind, cut, done, mark, let_go))
+        self.jobs.append(_Job(kind, cut, done, mark, let_go))
+        self.lane.submit(self._next, gives_way=let_go)
 
     def close(self) -> None:
-        """Wait for everything that was asked for, then end the thread."""
-        if self.thread.is_alive():
-            self._put(None)
-            self.thread.join()
+        """Wait for everything that was asked for, then end the lane."""
+        self.lane.close()
 
-    def _put(self, job: _Job | None) -> None:
-        with self.changed:
-            self.jobs.append(job)
-            self.changed.notify()
-
-    def _work(self) -> None:
-        while True:
-            with self.changed:
-                while not self.jobs:
-                    self.changed.wait()
-                job = self.jobs.popleft()
-            if job is None:
-                return
-            outcome = self._run_aside(job) if job.let_go else self._run(job)
-            done = job.done
-            del job  # a waiting thread must not hold the last cut's memory
-            done(outcome)
-
-    def _run_aside(self, job: _Job) -> Outcome:
-        """On a thread that gives way to the rounds that go on meanwhile, and its digests too (a
-        thread starts with the niceness of the one that starts it). A thread may not become less
-        nice again, so it is a thread of its own."""
-        found: list[Outcome] = []
-
-        def work() -> None:
-            if sys.platform == "linux":  # elsewhere niceness is that of the whole process
-                with suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
-            found.append(self._run(job))
-
-        thread = threading.Thread(target=work, name="syncer-checkpoint-aside", daemon=True)
-        thread.start()
-        thread.join()
-        return found[0]
+    def _next(self) -> None:
+        job = self.jobs.popleft()
+        outcome = self._run(job)
+        done = job.done
+        del job  # whoever hears of it may count on the cut's memory
+        done(outcome)
 
     def _run(self, job: _Job) -> Outcome:
-        begun = time.monotonic()
+        begun = self.lane.now_s()
         step, written, error, defect = job.cut.facts.step, 0, None, None
         try:
             written = self._write(job)
@@ -127,14 +91,15 @@ class Saver:
             error = str(problem)
         except BaseException as problem:
             defect = problem
-        return Outcome(job.kind, step, written, time.monotonic() - begun, error, defect)
+        return Outcome(job.kind, step, written, self.lane.now_s() - begun, error, defect)
 
     def _write(self, job: _Job) -> int:
-        files = Patient(self.files, self.retries, self.pause_s, self._retried)
+        files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
         while True:
             try:
                 written = write_checkpoint(self.path, job.cut, self.form, files=files,
-                                           direct=self.direct, let_go=job.let_go)
+                                           direct=self.direct, let_go=job.let_go,
+                                           beside=self.lane.beside)
                 break
             except WriteError as error:
                 again = error.call in FSYNCS and not job.let_go and error.number is not None
@@ -178,6 +143,6 @@ class Saver:
         the run, before a resume from an older cut, and are left alone."""
         directory, base = os.path.split(self.path)
         form = re.compile(re.escape(base) + r"\.step-(\d+)")
-        found = [int(match[1]) for name in os.listdir(directory or ".")
+        found = [int(match[1]) for name in self.files.names(directory or ".")
                  if (match := form.fullmatch(name))]
         return sorted((t for t in found if t <= step), reverse=True)

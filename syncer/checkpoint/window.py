@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import Any, NoReturn
 
+from syncer.checkpoint.files import FILES, Files
 from syncer.errors import CheckpointFormatError
 
 
 class Window:
     """A position in an open file of `size` bytes; errors name file, field and offset."""
 
-    def __init__(self, path: str, descriptor: int, size: int):
-        self.path, self.descriptor, self.size = path, descriptor, size
+    def __init__(self, path: str, descriptor: int, size: int, files: Files = FILES):
+        self.path, self.descriptor, self.size, self.files = path, descriptor, size, files
         self.at = 0
 
     @property
@@ -27,13 +27,14 @@ class Window:
             raise CheckpointFormatError(
                 f"{self.path}: {field} at offset {self.at}: expected {count} bytes, found "
                 f"{self.left}; the file is cut short or no checkpoint")
-        data = os.pread(self.descriptor, count, self.at)
-        if len(data) != count:
+        data = bytearray(count)
+        found = self.files.read(self.descriptor, [data], self.at)
+        if found != count:
             raise CheckpointFormatError(
                 f"{self.path}: {field} at offset {self.at}: expected {count} bytes, read "
-                f"{len(data)}; the file shrank while it was read")
+                f"{found}; the file shrank while it was read")
         self.at += count
-        return data
+        return bytes(data)
 
     def unpack(self, field: str, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self.take(field, form.size))

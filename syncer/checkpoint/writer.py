@@ -7,7 +7,6 @@ hashes two tensors at a time, and the safetensors header is filled in last, befo
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from syncer.checkpoint import safetensors, yeto
 from syncer.checkpoint.atomic import AtomicFile
 from syncer.checkpoint.facts import SAFETENSORS, Cut, Facts
 from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.lane import Work, beside
 from syncer.kernels import sha256, sha256_pair
 
 Progress = Callable[[int, int], None]
@@ -28,19 +28,19 @@ class Part(NamedTuple):
     array: str = ""
 
 
-class Digests(threading.Thread):
-    """SHA-256 of the tensors of a cut, two at a time; each version is let go when it is done."""
+class Digests:
+    """SHA-256 of the tensors of a cut, two at a time, beside the writing; each version is let go
+    when it is done."""
 
-    def __init__(self, cut: Cut):
-        super().__init__(name="syncer-checkpoint-digest", daemon=True)
+    def __init__(self, cut: Cut, beside: Callable[[Work, str], Work]):
         self.fragments = list(cut.fragments)
         self.state = cut.facts.state
         self.found: dict[str, str] = {}
         self.error: BaseException | None = None
         self.stopping = False
-        self.start()
+        self.join = beside(self._run, "syncer-checkpoint-digest")
 
-    def run(self) -> None:
+    def _run(self) -> None:
         try:
             for fragment in range(len(self.fragments)):
                 if self.stopping:
@@ -95,16 +95,18 @@ def size_bytes(facts: Facts, form: str) -> int:
 
 def write_checkpoint(path: str | os.PathLike[str], cut: Cut, form: str = SAFETENSORS, *,
                      files: Files = FILES, direct: bool = False, let_go: bool = False,
-                     progress: Progress | None = None) -> int:
+                     progress: Progress | None = None,
+                     beside: Callable[[Work, str], Work] = beside) -> int:
     """Replace `path` by the cut, whole and durable; returns the bytes of the file.
 
     let_go: empty `cut.fragments` entry by entry as they are written, so that their memory can be
-    used again. Raises `WriteError` with the file that was there untouched, `CheckpointError` when
-    the format cannot hold the cut.
+    used again. beside: runs the digests at the same time, as `lane.beside` does. Raises
+    `WriteError` with the file that was there untouched, `CheckpointError` when the format cannot
+    hold the cut.
     """
     facts, total = cut.facts, size_bytes(cut.facts, form)
     with AtomicFile(path, size_bytes=total, files=files, direct=direct) as file:
-        digests = Digests(cut) if form == SAFETENSORS else None
+        digests = Digests(cut, beside) if form == SAFETENSORS else None
         try:
             _append_all(file, cut, form, let_go=let_go, progress=progress, total=total)
             if digests is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.saver import Outcome
 from syncer.config import Config
 from syncer.core import actions, events, invariants
@@ -22,7 +23,6 @@ from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
 from syncer.server.conn import Channel, Group
 from syncer.server.door import Door
-from syncer.server.final_state import write_final_state
 from syncer.server.ingest import Decoded, Ingest, Intake
 from syncer.server.log import Log
 from syncer.server.loop import Loop
@@ -321,7 +321,8 @@ class Driver:
 
         def run() -> str | None:
             try:
-                write_final_state(path, [version.params for version in versions])
+                write_final_state(path, [version.params for version in versions],
+                                  self.persistence.files)
             except CheckpointError as error:
                 return str(error)
             return None

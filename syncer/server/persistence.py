@@ -6,11 +6,13 @@ It must not decide when to save (core.scheduler does) and not know how (store do
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
-from syncer.checkpoint.files import FILES
+from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.reader import Checkpoint, Loaded
 from syncer.checkpoint.resume import check_resumable
@@ -32,8 +34,8 @@ class Persistence:
     run.
     """
 
-    def __init__(self, config: Config, log: Log):
-        self.config, self.log = config, log
+    def __init__(self, config: Config, log: Log, files: Files = FILES, lane: Lane | None = None):
+        self.config, self.log, self.files = config, log, files
         self.path = config.checkpoint_path
         self.lock: PathLock | None = None
         self.saver: Saver | None = None
@@ -48,24 +50,33 @@ class Persistence:
                 raise CheckpointError("--resume has no checkpoint to read: name one with "
                                       "--checkpoint-path")
             return
-        if config.resume and not os.path.isfile(self.path):
-            why = "it is no regular file" if os.path.exists(self.path) else "no such file"
-            raise CheckpointError(f"--resume: {self.path} cannot be read: {why}")
-        self.lock = PathLock(self.path)
+        if config.resume:
+            self._check_there()
+        self.lock = files.lock(self.path)
         try:
             if config.resume:
                 self._load()
             self.saver = Saver(
                 self.path, form=config.checkpoint_format, keep=config.checkpoint_keep,
                 retries=config.checkpoint_retries, direct=config.checkpoint_direct,
+                files=files, lane=lane,
                 warn=lambda text, fields: log.warning(text, **fields))
         except BaseException:
             self.close()
             raise
 
+    def _check_there(self) -> None:
+        try:
+            why = (None if stat.S_ISREG(self.files.status(self.path).st_mode)
+                   else "it is no regular file")
+        except OSError:
+            why = "no such file"
+        if why is not None:
+            raise CheckpointError(f"--resume: {self.path} cannot be read: {why}")
+
     def _load(self) -> None:
         config = self.config
-        with Checkpoint(self.path) as checkpoint:
+        with Checkpoint(self.path, self.files) as checkpoint:
             facts = checkpoint.facts
             check_resumable(facts, self.path, optimizer=self.optimizer,
                             state=OPTIMIZERS[config.outer_optimizer].state,
@@ -87,7 +98,8 @@ class Persistence:
         """The process before may have died between its rename and the fsync of the directory: what
         is read here could then still give way to the older file, after others have seen it."""
         try:
-            FILES.sync_directory(os.path.dirname(os.path.realpath(self.path)))
+            self.files.sync_directory(
+                os.path.dirname(self.files.real_path(self.path)) or ".")
         except OSError as error:
             raise CheckpointError(f"--resume: the directory of {self.path} cannot be made durable "
                                   f"(fsync): {error.strerror}") from None
@@ -103,7 +115,7 @@ class Persistence:
         if self.facts is not None:
             self.log.info("resumed from checkpoint", step=step, path=self.path,
                           fragments=len(self.facts.numels), elements=sum(self.facts.numels))
-        elif os.path.exists(self.path):
+        elif self.files.exists(self.path):
             self.log.warning("the checkpoint that is there will be replaced; --resume would "
                              "continue it", path=self.path)
 

@@ -12,10 +12,11 @@ import threading
 import pytest
 
 from syncer.checkpoint.files import Files
+from syncer.checkpoint.lane import BACKGROUND_NICE, Lane
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.marker import marker_path
 from syncer.checkpoint.reader import Checkpoint
-from syncer.checkpoint.saver import BACKGROUND_NICE, Outcome, Saver
+from syncer.checkpoint.saver import Outcome, Saver
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import ConfigError
 from tests.checkpoint.cuts import Faulty, copy_of, make_cut, names_in
@@ -140,6 +141,57 @@ def test_a_defect_is_no_checkpoint_error(tmp_path, outcomes):
     assert not names_in(tmp_path)
 
 
+class SlowWorld(Lane):
+    """No thread and no clock: work runs when the test says, and time passes only in pauses."""
+
+    def __init__(self):
+        self.waiting = []
+        self.time_s = 0.0
+        self.besides = []
+
+    def submit(self, work, *, gives_way=False):
+        self.waiting.append((work, gives_way))
+
+    def beside(self, work, name):
+        self.besides.append(name)
+        work()
+        return lambda: None
+
+    def now_s(self):
+        return self.time_s
+
+    def pause(self, seconds):
+        self.time_s += seconds
+
+    def close(self):
+        assert not self.waiting
+
+
+def test_a_saver_runs_on_the_lane_it_is_given(tmp_path):
+    """Nothing happens but on the lane, and its clock is the one that is read."""
+    threads = threading.active_count()
+    lane, told = SlowWorld(), []
+    files = Faulty(0, only="create", times=2)
+    saver = Saver(tmp_path / "c", files=files, lane=lane, retries=2, pause_s=20.0)
+    cuts = [make_cut(8), make_cut(9)]
+    saver.save("periodic", copy_of(cuts[0]), told.append, let_go=True)
+    saver.save("final", cuts[1], told.append, mark=True)
+    assert not told
+    assert not names_in(tmp_path)
+    (first, aside), (second, not_aside) = lane.waiting
+    assert (aside, not_aside) == (True, False)
+    first()
+    assert [(o.step, o.seconds, o.error) for o in told] == [(8, 40.0, None)]
+    second()
+    assert [(o.step, o.seconds, o.error) for o in told[1:]] == [(9, 0.0, None)]
+    assert lane.besides == ["syncer-checkpoint-digest"] * 2
+    assert threading.active_count() == threads
+    write_checkpoint(tmp_path / "alone", cuts[1])
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
+    lane.waiting.clear()
+    saver.close()
+
+
 # --------------------------------------------------------------------------- earlier ones
 def test_the_last_ones_stay_as_hard_links(tmp_path, outcomes):
     saver = saver_of(tmp_path, keep=2)
@@ -200,6 +252,7 @@ def test_a_marker_that_cannot_be_written_is_a_failed_save(tmp_path, outcomes):
 # ----------------------------------------------------------------------------------- lock
 HOLDER = """
 import sys
+from syncer.checkpoint.lane import BACKGROUND_NICE, Lane
 from syncer.checkpoint.lock import PathLock
 lock = PathLock(sys.argv[1])
 print("held", flush=True)

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from syncer.checkpoint.final_state import write_final_state
 from syncer.demo import command, fleet, merged, settings, table
 from syncer.demo.fleet import Exited, Fleet, Line
 from syncer.demo.learner import whole_number
@@ -25,7 +26,6 @@ from syncer.errors import ConfigError, SyncerError
 from syncer.flags import resolve
 from syncer.layout import AVG, RDA
 from syncer.learner.partition import build_layout
-from syncer.server.final_state import write_final_state
 
 
 # ---------------------------------------------------------------------------------------- plan

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from syncer.checkpoint.atomic import WriteError
-from syncer.server.final_state import write_final_state
+from syncer.checkpoint.final_state import write_final_state
 from syncer.server.log import Log
 from syncer.server.loop import POSTED_PER_TURN, READ, Handler, Loop
 from syncer.server.tape import Tape, TapeError
