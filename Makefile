@@ -3,6 +3,7 @@
 PYTHON ?= python3
 SEEDS  ?= 2000
 SEED   ?= 0
+T      ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(shell find csrc syncer -name '*.[ch]' -not -path 'syncer/*.c' -o -name '*.pyx' -o -name '*.pxd')
@@ -16,34 +17,41 @@ help:  ## list the targets
 demo: $(VENV)/.demo  ## build, install, and train a small language model with three learners
 	$(BIN)/syncer demo
 
-test: $(VENV)/.test  ## build, install with the test extra, and run the whole test suite
-	$(BIN)/python -m pytest
+test: $(VENV)/.built  ## build, install with the test extra, run every test: make test T=name-or-path
+	$(BIN)/python -m pytest $(if $(T),$(if $(findstring /,$(T)),$(T),-k '$(T)'))
 
-lint: $(VENV)/.test  ## check style and imports
-	$(BIN)/ruff check .
+fast: $(VENV)/.built  ## run the unit tests that take moments (under 30 s once built)
+	$(BIN)/python -m pytest tests/unit -m "not slow"
 
-sim: $(VENV)/.test  ## simulate fleets with faults: make sim SEEDS=100000 SEED=0
+check: $(VENV)/.built $(VENV)/.check  ## style, formats, types and docs (under 60 s once built)
+	PYTHON=$(CURDIR)/$(BIN)/python .ci/check
+
+lint: check  ## the same as check
+
+debug: $(VENV)/.test  ## build with Cython's checks on, in build/debug, and run the unit tests there
+	.ci/debug $(CURDIR)/$(BIN)/python
+
+sim: $(VENV)/.built  ## simulate fleets with faults: make sim SEEDS=100000 SEED=0
 	SEEDS=$(SEEDS) SEED=$(SEED) .ci/sim $(BIN)/python
 
-kill-test: $(VENV)/.test  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
+kill-test: $(VENV)/.built  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
 	$(BIN)/python -m tests.e2e.killed --kills 200
 
-bench-checkpoint: $(VENV)/.test  ## checkpoint speed against raw disk speed (writes 2 GiB files here)
+bench-checkpoint: $(VENV)/.built  ## checkpoint speed against raw disk speed (writes 2 GiB files here)
 	$(BIN)/python -m pytest benchmarks/bench_checkpoint.py --benchmark-only -s
 
-bench: $(VENV)/.test  ## run every benchmark; each prints a ratio to a reference of the same run
+bench: $(VENV)/.built  ## run every benchmark; each prints a ratio to a reference of the same run
 	$(BIN)/python -m pytest benchmarks --benchmark-only -s
 
-bench-kernels: $(VENV)/.test  ## run the kernel benchmarks only (no network, no root)
+bench-kernels: $(VENV)/.built  ## run the kernel benchmarks only (no network, no root)
 	$(BIN)/python -m pytest benchmarks/bench_kernels.py --benchmark-only -s
 
 wheels: $(VENV)/.test  ## build x86_64 and aarch64 wheels and an sdist into dist/, and check each
 	.ci/wheels $(BIN)/python
 
-build: $(VENV)/.test  ## rebuild the compiled modules in place
-	$(BIN)/python setup.py -q build_ext --inplace
+build: $(VENV)/.built  ## rebuild the compiled modules in place
 
-docs: $(VENV)/.test  ## write the generated parts of docs/ again
+docs: $(VENV)/.built  ## write the generated parts of docs/ again
 	$(BIN)/python docs/generate.py
 
 clean:  ## remove everything that was built
@@ -57,6 +65,20 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "syncer: this Python has no venv module; install it, for example with: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.%: $(VENV)/bin/python $(SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+# The demo is installed as a user would: the build has an environment of its own.
+$(VENV)/.demo: $(VENV)/bin/python $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/bin/python setup.py pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+# What builds is in the test extra, so another environment need not be made for it.
+$(VENV)/.check: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[check]'
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.test $(SOURCES)
+	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@

@@ -19,6 +19,8 @@ import pytest
 
 from .waiting import until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 100
 QUIET = {name: value for name, value in os.environ.items() if not name.startswith("SYNCER_")}

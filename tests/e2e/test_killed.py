@@ -6,6 +6,8 @@ import pytest
 
 from tests.e2e.killed import EVERY, fresh, kill_at_random
 
+pytestmark = pytest.mark.slow
+
 CALLS_OF_A_SAVE = 11
 """create, set_mode, write, write, sync, close, link, rename, sync_directory, unlink: and one more,
 so that every server gets a bit further than the one before it."""

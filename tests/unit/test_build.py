@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(
-    sysconfig.get_config_var("CC") is None
-    or not (ROOT / "setup.py").exists()
-    or shutil.which(sysconfig.get_config_var("CC").split()[0]) is None,
-    reason="a build needs the sources and the compiler of this Python",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sysconfig.get_config_var("CC") is None
+        or not (ROOT / "setup.py").exists()
+        or shutil.which(sysconfig.get_config_var("CC").split()[0]) is None,
+        reason="a build needs the sources and the compiler of this Python",
+    ),
+]
 
 
 @pytest.fixture

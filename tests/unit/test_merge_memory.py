@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MI = 1 << 20
 PROGRAM = """
 import sys
