@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "syncer"
 # What each room may import of the package, besides itself. A room is a directory or a module of it.
 ARROWS = {
     "errors": set(),
+    "unbuilt": {"errors"},
     "exits": set(),
     "config": {"errors"},
     "flags": {"errors", "config"},
