@@ -20,8 +20,10 @@ import pytest
 
 from benchmarks.pairs import ratio
 from syncer import kernels
+from syncer.kernels import testing
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.merge import FragmentStore
+from syncer.wire.constants import tensor_bytes
 
 F32 = np.float32
 MIB = 1 << 20
@@ -64,7 +66,7 @@ def floats(n: int) -> np.ndarray:
 
 
 def portable():
-    return kernels.forced(**dict.fromkeys(FAMILIES, "portable"))
+    return testing.forced(**dict.fromkeys(FAMILIES, "portable"))
 
 
 def row(benchmark, name, reference, ours, nbytes, at_least, threads=1):  # noqa: PLR0917
@@ -122,13 +124,13 @@ def test_byte_range_encode(benchmark, reference, dtype):
 
     The reference copies the bytes that each chunk is made from, likewise into one buffer."""
     x, chunk = floats(LARGE), 4 * MIB
-    total = kernels.wire_bytes(dtype, LARGE)
+    total = tensor_bytes(LARGE, dtype)
     out, read = np.empty(chunk, np.uint8), chunk * x.nbytes // total
     target = np.empty(read, np.uint8)
 
     def chunks():
         for begin in range(0, total, chunk):
-            kernels.encode_range(dtype, x, begin, begin + chunk, out)
+            testing.encode_range(dtype, x, begin, begin + chunk, out)
 
     def copies():
         for begin in range(0, x.nbytes, read):
@@ -160,7 +162,7 @@ def numpy_q4_decode(scale, packed):
 @pytest.mark.parametrize("way", ["encode", "decode"])
 def test_q4_against_numpy(benchmark, way):
     x = floats(4 * MIB)
-    wire, out = np.empty(kernels.wire_bytes(3, x.size), np.uint8), np.empty(x.size, F32)
+    wire, out = np.empty(tensor_bytes(x.size, 3), np.uint8), np.empty(x.size, F32)
     scale, packed = numpy_q4_encode(x)
     kernels.encode_q4(x, wire)
     pair = {"encode": (lambda: numpy_q4_encode(x), lambda: kernels.encode_q4(x, wire)),
@@ -176,7 +178,7 @@ def test_q4_against_pypiquant(benchmark, way, size):
     piquant = optional("piquant", "pypiquant")
     n = LARGE if size == "64 MiB" else SMALL
     x, out = floats(n), np.zeros(n, F32)
-    wire, theirs = np.zeros(kernels.wire_bytes(3, n), np.uint8), np.zeros(n // 2 + 64, np.uint8)
+    wire, theirs = np.zeros(tensor_bytes(n, 3), np.uint8), np.zeros(n // 2 + 64, np.uint8)
     context, types = piquant.Context(1), piquant.DataType
     address = x.ctypes.data, theirs.ctypes.data, out.ctypes.data
 
@@ -200,7 +202,7 @@ def test_q4_against_pypiquant(benchmark, way, size):
 def test_norm(benchmark, reference, size, bound):
     x = floats(LARGE if size == "64 MiB" else SMALL)
     row(benchmark, f"blocked norm, {size}, against a plain sum loop",
-        lambda: reference.reference_sum(x.ctypes.data, x.size), lambda: kernels.norm(x), x.nbytes,
+        lambda: reference.reference_sum(x.ctypes.data, x.size), lambda: testing.norm(x), x.nbytes,
         bound)
 
 
@@ -253,9 +255,9 @@ def test_two_threads_against_one(benchmark, name):
     """1 MiB arrays, so every part (64 KiB at least) stays in its core's cache."""
     a, b, c, d, e = (floats(SMALL) * F32(1e-3) for _ in range(5))
     call = {
-        "accumulate": lambda threads: kernels.accumulate(a, b, 1e-3, threads),
-        "scale": lambda threads: kernels.scale(a, 1.0, threads),
-        "nesterov": lambda threads: kernels.nesterov(a, b, c, 0.7, 0.9, d, e, threads),
+        "accumulate": lambda threads: testing.accumulate(a, b, 1e-3, threads),
+        "scale": lambda threads: testing.scale(a, 1.0, threads),
+        "nesterov": lambda threads: testing.nesterov(a, b, c, 0.7, 0.9, d, e, threads),
     }[name]
     arrays = {"accumulate": 3, "scale": 2, "nesterov": 5}[name]
     row(benchmark, f"{name}, 1 MiB arrays, 2 threads against 1", lambda: call(1), lambda: call(2),

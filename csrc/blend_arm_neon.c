@@ -1,6 +1,6 @@
 /* Element-wise arithmetic with NEON: whole vectors here, ends through the portable definition.
  * Must not use vfma: a fused product has other bits. Streaming: see codec_arm_neon.c. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <arm_neon.h>
 

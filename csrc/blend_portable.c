@@ -1,5 +1,5 @@
 /* Element-wise arithmetic of merge and optimizers as their definitions write it. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 static void accumulate(float *out, const float *g, float k, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = out[i] + k * g[i];

@@ -1,6 +1,6 @@
 /* Element-wise arithmetic with AVX2: whole vectors here, ends through the portable definition.
  * Must not use FMA: a fused product has other bits. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <immintrin.h>
 

@@ -3,7 +3,7 @@
  * Must not allocate by itself: the host lends memory, so that a sanitizer sees every access past an
  * end. Selects variants while it runs, and restores the selection. The expected
  * values were computed with the NumPy oracle (tests/golden/merge_reference.py). */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #define GOLDEN_N ((size_t)40003 + 16384 + 7) /* full blocks, a ragged tail, both */
 #define WORDS 10                             /* arrays of one comparison */

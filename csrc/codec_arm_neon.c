@@ -2,7 +2,7 @@
  *
  * `stream` is not used: stores of whole cache lines are recognised by the core itself (write
  * streaming), and AArch64 has no store that promises to bypass the cache. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <arm_neon.h>
 

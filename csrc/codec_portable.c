@@ -1,5 +1,5 @@
 /* Codecs as the wire format defines them, one element at a time. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 const float SK_Q4_LEVELS[8] = {0.0f,        1.0f / 64, 1.0f / 32, 1.0f / 16,
                                1.0f / 8,    1.0f / 4,  1.0f / 2,  1.0f};

@@ -1,5 +1,5 @@
 /* Codecs with AVX2. Each loop handles whole vectors; ends go through the portable definition. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <immintrin.h>
 

@@ -1,5 +1,5 @@
 /* Variant tables, best first, portable last; one selection at start. The only state of csrc. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 extern const sk_sha256_variant sk_sha256_portable, sk_sha256_shani, sk_sha256_armv8;
 extern const sk_codec_variant sk_codec_portable, sk_codec_avx2, sk_codec_neon;

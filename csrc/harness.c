@@ -4,7 +4,7 @@
  *
  * Prints what the CPU offers, runs sk_check, and exits with 1 if a variant gives a wrong bit.
  * --exhaustive also encodes each of the 2^32 f32 bit patterns as bf16, with every variant. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Block sums with NEON: the 8 f64 lanes in four registers. Two blocks run side by side, because the
  * chains of additions of one would wait for themselves. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <arm_neon.h>
 

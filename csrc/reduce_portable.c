@@ -1,5 +1,5 @@
 /* Block sums as merge numerics define them: 8 f64 lanes inside blocks of 16,384 elements. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 static inline size_t block_length(size_t n) { return n < SK_BLOCK ? n : SK_BLOCK; }
 

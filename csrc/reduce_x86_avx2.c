@@ -1,6 +1,6 @@
 /* Block sums with AVX2: lanes 0..3 in one register, 4..7 in another. Four blocks run side by side,
  * because one chain of additions waits for itself: one block 29, two 58, four 90 GB/s in cache. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <immintrin.h>
 

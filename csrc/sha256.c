@@ -1,5 +1,5 @@
 /* SHA-256 streams over the selected compression function: buffering, padding, the pair. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 void sk_sha256_init(sk_sha256 *s) {
     static const uint32_t initial[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,

@@ -1,6 +1,6 @@
 /* SHA-256 compression with the ARMv8 SHA-2 instructions; one stream, or two interleaved: sha256h
  * waits for its own result, and a second stream fills the gaps. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <arm_neon.h>
 

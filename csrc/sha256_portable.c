@@ -1,5 +1,5 @@
 /* SHA-256 compression as FIPS 180-4 writes it: what the fast variants are compared with. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 const uint32_t SK_SHA256_K[64] __attribute__((aligned(64), visibility("hidden"))) = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,

@@ -2,7 +2,7 @@
  *
  * sha256rnds2 waits for its own result, so one stream leaves the unit idle most of the time: two
  * independent streams in one loop take little longer than one. */
-#include "syncer_kernels.h"
+#include "syncer_kernels_impl.h"
 
 #include <immintrin.h>
 

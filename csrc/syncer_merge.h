@@ -2,10 +2,16 @@
  *
  * Must not: allocate, lock, include Python.h, or know what a learner, a round or a version is.
  *
+ * `sm_` (syncer merge) stands before everything that knows tensors and gradients; `sk_` (syncer
+ * kernel, syncer_kernels.h) before the arithmetic on arrays that it is made of.
+ *
  * The fragment is cut into blocks of SK_BLOCK elements from the start of each tensor: the unit of
  * the blocked sum, of the work of one thread, and of what stays in its cache. A tensor is either
  * shared (all threads take blocks of it, with a barrier between passes) or whole (one thread takes
  * it through all passes). Which of the two changes no bit.
+ *
+ * There are three jobs (merge, add to a fold, norms), each a struct of its own. The caller makes the
+ * plan, fills a job in, and lends all memory it works in.
  */
 #ifndef SYNCER_MERGE_H
 #define SYNCER_MERGE_H
@@ -18,6 +24,8 @@
 enum sm_mode { SM_AVG = 0, SM_RDA = 1 };
 enum sm_turn { SM_KEEP, SM_SHRINK, SM_ROTATE }; /* what HeLoCo does to one gradient of one tensor */
 
+/* ------------------------------------------------------------------ what all jobs share */
+
 /* How a fragment is cut; made once per fragment and thread count. */
 typedef struct {
     size_t tensors;
@@ -28,10 +36,6 @@ typedef struct {
     size_t whole_count;
     const size_t *whole; /* [2 * whole_count] ranges of tensors, [first, end), for one thread each */
 } sm_plan;
-
-typedef struct {
-    double c_ok, k_s, k_d, beta_max, kappa, eps;
-} sm_heloco;
 
 /* One learner's gradient of the tensor at hand. */
 typedef struct {
@@ -54,59 +58,97 @@ typedef struct {
     int directed; /* rda: there is a mean direction */
 } sm_work;
 
-/* Sums that pushes were folded into, one after the other. */
-typedef struct {
-    float *sum;       /* [elements], NULL: no fold; += (f32)factor * d */
-    float *direction; /* [elements], rda only; += (f32)(factor / norm) * d */
-    double *radial;   /* [tensors], rda only; += norm * weight */
-    double factor, weight; /* of the push to add */
-    float scale;           /* at the close: average = sum * scale */
-} sm_fold;
-
-/* Rows of sm_job.stats, one block sum per block of the fragment: first three for each learner (the
- * gradient as it came: d.d, d.merged, d.m), then these. */
-enum sm_stat { SM_STAT_MOMENTUM, SM_STAT_ALONG, SM_STAT_STEP, SM_STATS }; /* m.m merged.m step.step */
-
+/* Who works, on which cut, in whose memory. */
 typedef struct {
     const sm_plan *plan;
     int threads;
-    int mode; /* enum sm_mode */
+    sm_work shared;
+    sm_work *own;          /* [threads] */
+    float *scratch;        /* [threads][scratch_stride] */
+    size_t scratch_stride; /* SK_BLOCK + SM_STRIP; for a merge that trims, SK_BLOCK + the larger of
+                            * SM_STRIP and learners * SM_SORTED */
+} sm_crew;
+
+typedef struct {
+    double c_ok, k_s, k_d, beta_max, kappa, eps;
+} sm_heloco;
+
+/* The gradients of a job, and what is done to each before it enters a sum: clipping first, then the
+ * correction against the momentum. */
+typedef struct {
     size_t learners;
-    const float **gradient; /* [learners], each of the whole fragment */
-    const double *weight;   /* [learners] */
-    double weight_sum;      /* left to right; of a fold, over all its pushes */
-    const float *clip;      /* NULL, or [learners]: factor of each gradient, before all else */
-    const sm_heloco *heloco; /* NULL: no correction; otherwise arrays.state[0] is the momentum */
+    const float **gradient;  /* [learners], each of the whole fragment */
+    const float *clip;       /* NULL, or [learners]: factor of each gradient */
+    const sm_heloco *heloco; /* NULL: no correction */
+    const float *momentum;   /* of the correction; not read without one */
+} sm_pushes;
+
+/* Sums that pushes were folded into, one after the other. */
+typedef struct {
+    float *sum;       /* [elements]; += (f32)factor * d */
+    float *direction; /* [elements], rda only, otherwise NULL; += (f32)(factor / norm) * d */
+    double *radial;   /* [tensors], rda only; += norm * weight */
+} sm_fold_sums;
+
+/* Sum over the tensors, in order, of the blocked sums in a row of [blocks]. */
+double sm_total(const sm_plan *plan, const double *row);
+
+/* ------------------------------------------------------------------ merge */
+
+/* Rows of sm_merge_job.stats, one block sum per block of the fragment: first three for each learner
+ * (the gradient as it came: d.d, d.merged, d.m), then these. */
+enum sm_stat { SM_STAT_MOMENTUM, SM_STAT_ALONG, SM_STAT_STEP, SM_STATS }; /* m.m merged.m step.step */
+
+/* What is merged is one of three: the pushes; a fold of pushes added before (`pushes` is empty); or
+ * a gradient that is merged already (`pushes` serve the statistics alone). */
+typedef struct {
+    sm_crew crew;
+    int mode; /* enum sm_mode */
+    sm_pushes pushes;
+    const double *weight; /* [pushes.learners] */
+    double weight_sum;    /* left to right; of a fold, over all its pushes */
     int trim; /* avg: -1, or mean of each element without its `trim` lowest and highest values */
-    const float *merged; /* NULL, or the merged gradient itself: nothing is merged */
-    sm_fold fold;
+    const sm_fold_sums *fold; /* NULL, or the fold; only read */
+    float fold_scale;         /* its average is sum * fold_scale */
+    const float *merged;      /* NULL, or the merged gradient itself */
     int outer; /* enum sk_outer, or -1: params_out receives the merged gradient, nothing else */
     sk_outer_scalars scalars;
     sk_outer_arrays arrays;
     int stream; /* the outer step writes past the cache: for outputs that would not stay in it */
-    sm_work shared;
-    sm_work *own;        /* [threads] */
-    float *scratch;      /* [threads][scratch_stride] */
-    size_t scratch_stride; /* SK_BLOCK + max(SM_STRIP, trim < 0 ? 0 : learners * SM_SORTED) */
     double *merged_sums; /* [blocks] out: block sums of the merged gradient's squares */
-    double *stats;       /* NULL, or out: [3 * learners + SM_STATS][blocks] */
+    double *stats;       /* NULL, or out: [3 * pushes.learners + SM_STATS][blocks] */
     size_t bad_tensor;   /* out: first tensor with a value that is not finite, or SIZE_MAX */
     double sumsq;        /* out: sum over the tensors of their blocked sums, in tensor order */
-} sm_job;
+} sm_merge_job;
 
 /* Merges and takes the outer step. The inputs are only read; params_out and state_out are written
- * whole, and are to be thrown away when bad_tensor is set. With fold.sum set the merged gradient
- * comes from the fold, which is read only, and `learners` is 0. */
-void sm_merge(sm_job *job);
+ * whole, and are to be thrown away when bad_tensor is set. */
+void sm_merge(sm_merge_job *job);
 
-/* Adds the only gradient of the job to its fold, corrected like a merge would. */
-void sm_fold_add(sm_job *job);
+/* ------------------------------------------------------------------ add to a fold */
 
-/* norms[learner]: the root of the sum over the tensors of the gradient's blocked sums of squares.
- * sums: [learners][blocks] working memory. */
-void sm_norms(sm_job *job, double *sums, double *norms);
+typedef struct {
+    sm_crew crew;
+    sm_pushes pushes;  /* one gradient */
+    sm_fold_sums fold; /* in and out */
+    double factor;     /* of the gradient in the sums */
+    double weight;     /* of its norm in the radial sum */
+} sm_fold_job;
 
-/* Sum over the tensors, in order, of the blocked sums in a row of [blocks]. */
-double sm_total(const sm_plan *plan, const double *row);
+/* Adds one gradient to the sums of a fold, corrected like a merge would. */
+void sm_fold_add(sm_fold_job *job);
+
+/* ------------------------------------------------------------------ norms */
+
+typedef struct {
+    sm_crew crew;
+    size_t learners;
+    const float **gradient; /* [learners], each of the whole fragment */
+    double *sums;           /* [learners][blocks] working memory */
+    double *norms;          /* [learners] out */
+} sm_norms_job;
+
+/* Norm of each gradient as it came: the root of the sum over the tensors of its blocked sums. */
+void sm_norms(sm_norms_job *job);
 
 #endif

@@ -1,10 +1,13 @@
-"""Compiled kernels: SHA-256, codecs, element-wise passes, blocked sums. Only this room links csrc.
+"""Compiled kernels: SHA-256, codecs, arithmetic on arrays, blocked sums. Only this room links csrc.
 
 Must not know what a fragment, a learner or a message is. Importing it selects the best variant of
 every family for this CPU, applies `SYNCER_KERNELS` and checks three known results.
 
 `SYNCER_KERNELS=portable` forces one variant everywhere; `sha256=portable,codec=avx2` forces some
 families. A name that is unknown, or that this CPU cannot run, fails the import with a sentence.
+
+What the product uses is here; the kernels that only tests, self-checks and benchmarks call over
+whole arrays are in `syncer.kernels.testing`.
 """
 
 from __future__ import annotations
@@ -13,76 +16,44 @@ import os
 
 from syncer.kernels._native import (
     Sha256,
-    accumulate,
-    accumulate_first,
     active,
     axpby_blend,
     build_facts,
     check,
     cpu_features,
-    decode,
     decode_bf16,
     decode_f32,
     decode_q4,
-    delayed_nesterov,
     dot,
     encode_bf16,
     encode_q4,
-    encode_range,
     first_nonfinite,
-    nesterov,
-    norm,
-    rotate,
-    rotated_sumsq,
-    scale,
-    select,
-    sgd,
     sha256,
     sha256_pair,
     sha256_update_pair,
-    shrink,
     sumsq,
-    three_sums,
     variants,
-    wire_bytes,
 )
-from syncer.kernels.selection import apply_override, forced, self_check
+from syncer.kernels.selection import apply_override, self_check
 
 __all__ = [
     "Sha256",
-    "accumulate",
-    "accumulate_first",
     "active",
     "axpby_blend",
     "check",
-    "cpu_features",
-    "decode",
     "decode_bf16",
     "decode_f32",
     "decode_q4",
-    "delayed_nesterov",
     "describe",
     "dot",
     "encode_bf16",
     "encode_q4",
-    "encode_range",
     "first_nonfinite",
-    "forced",
-    "nesterov",
-    "norm",
-    "rotate",
-    "rotated_sumsq",
-    "scale",
-    "select",
-    "sgd",
     "sha256",
     "sha256_pair",
     "sha256_update_pair",
-    "shrink",
     "sumsq",
-    "three_sums",
     "variants",
-    "wire_bytes",
 ]
 
 

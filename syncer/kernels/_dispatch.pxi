@@ -44,7 +44,7 @@ def cpu_features():
 
 
 def build_facts():
-    """(compiler, whether the passes were built with OpenMP)."""
+    """(compiler, whether the kernels were built with OpenMP)."""
     return sk_compiler().decode(), bool(sk_has_openmp())
 
 

@@ -1,5 +1,5 @@
-# C surface of csrc/syncer_merge.h: the job of one fragment merge. Declarations only; the contract
-# stands in the header. Must not hold code: whoever cimports it links nothing.
+# C surface of csrc/syncer_merge.h: the jobs of one fragment. Declarations only; the contract stands
+# in the header. Must not hold code: whoever cimports it links nothing.
 
 from libc.stdint cimport uint64_t
 
@@ -29,11 +29,9 @@ cdef extern from "syncer_kernels.h" nogil:
 
 cdef extern from "syncer_merge.h" nogil:
     enum:
+        SM_AVG
         SM_STRIP
         SM_SORTED
-        SM_KEEP
-        SM_SHRINK
-        SM_ROTATE
         SM_STATS
 
     ctypedef struct sm_plan:
@@ -45,6 +43,22 @@ cdef extern from "syncer_merge.h" nogil:
         size_t whole_count
         const size_t* whole
 
+    ctypedef struct sm_share:
+        uint64_t turned[3]
+
+    ctypedef struct sm_work:
+        sm_share* share
+        double* sums
+        size_t stride
+
+    ctypedef struct sm_crew:
+        const sm_plan* plan
+        int threads
+        sm_work shared
+        sm_work* own
+        float* scratch
+        size_t scratch_stride
+
     ctypedef struct sm_heloco:
         double c_ok
         double k_s
@@ -53,50 +67,52 @@ cdef extern from "syncer_merge.h" nogil:
         double kappa
         double eps
 
-    ctypedef struct sm_share:
-        double norm
-        uint64_t turned[3]
+    ctypedef struct sm_pushes:
+        size_t learners
+        const float** gradient
+        const float* clip
+        const sm_heloco* heloco
+        const float* momentum
 
-    ctypedef struct sm_work:
-        sm_share* share
-        double* sums
-        size_t stride
-
-    ctypedef struct sm_fold:
+    ctypedef struct sm_fold_sums:
         float* sum
         float* direction
         double* radial
-        double factor
-        double weight
-        float scale
 
-    ctypedef struct sm_job:
-        const sm_plan* plan
-        int threads
+    ctypedef struct sm_merge_job:
+        sm_crew crew
         int mode
-        size_t learners
-        const float** gradient
+        sm_pushes pushes
         const double* weight
         double weight_sum
-        const float* clip
-        const sm_heloco* heloco
         int trim
+        const sm_fold_sums* fold
+        float fold_scale
         const float* merged
-        sm_fold fold
         int outer
         sk_outer_scalars scalars
         sk_outer_arrays arrays
         int stream
-        sm_work shared
-        sm_work* own
-        float* scratch
-        size_t scratch_stride
         double* merged_sums
         double* stats
         size_t bad_tensor
         double sumsq
 
-    void sm_merge(sm_job* job) noexcept
-    void sm_fold_add(sm_job* job) noexcept
-    void sm_norms(sm_job* job, double* sums, double* norms) noexcept
+    ctypedef struct sm_fold_job:
+        sm_crew crew
+        sm_pushes pushes
+        sm_fold_sums fold
+        double factor
+        double weight
+
+    ctypedef struct sm_norms_job:
+        sm_crew crew
+        size_t learners
+        const float** gradient
+        double* sums
+        double* norms
+
+    void sm_merge(sm_merge_job* job) noexcept
+    void sm_fold_add(sm_fold_job* job) noexcept
+    void sm_norms(sm_norms_job* job) noexcept
     double sm_total(const sm_plan* plan, const double* row) noexcept

@@ -1,10 +1,19 @@
-# C surface of the kernels. Other rooms cimport the functions at the end and never link csrc.
+# C surface of csrc/syncer_kernels.h for _native.pyx, and, at the end, what the merge room cimports.
+# _native alone links csrc: another module calls it through these four functions.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from syncer.kernels._merge cimport (
-    SK_OUTER_DELAYED_APPLY, SK_OUTER_DELAYED_HOLD, SK_OUTER_NESTEROV, SK_OUTER_SGD, sk_outer_arrays,
-    sk_outer_scalars, sm_job, sm_plan,
+    SK_OUTER_DELAYED_APPLY,
+    SK_OUTER_DELAYED_HOLD,
+    SK_OUTER_NESTEROV,
+    SK_OUTER_SGD,
+    sk_outer_arrays,
+    sk_outer_scalars,
+    sm_fold_job,
+    sm_merge_job,
+    sm_norms_job,
+    sm_plan,
 )
 
 cdef extern from "syncer_kernels.h" nogil:
@@ -78,43 +87,8 @@ cdef extern from "syncer_kernels.h" nogil:
                           int threads) noexcept
 
 
-# For cimport by other rooms. Lengths are in elements, 1 <= threads <= 256, pointers to f32 are
-# aligned to 4 bytes, n = 0 touches nothing; nothing is checked here. Scans return the index of the
-# first value that is not finite, or -1.
-
-# out = src decoded, negated if asked; dtype is the wire's (1 f32, 2 bf16, 3 q4).
-cdef int64_t decode_ptr(int dtype, const uint8_t *src, float *out, size_t n, bint negate,
-                        int threads) noexcept nogil
-cdef void encode_bf16_ptr(const float *src, uint8_t *out, size_t n, int threads) noexcept nogil
-# Bytes [begin, end) of the encoding of all n elements; begin <= end <= its length.
-cdef void encode_range_ptr(int dtype, const float *src, size_t n, size_t begin, size_t end,
-                           uint8_t *out, int threads) noexcept nogil
-# Blocked sums in f64: x.x, x.y, and (x.x, x.y, y.y) in one pass.
-cdef double sumsq_ptr(const float *x, size_t n, int threads) noexcept nogil
-cdef double dot_ptr(const float *x, const float *y, size_t n, int threads) noexcept nogil
-cdef void three_ptr(const float *x, const float *y, size_t n, double *out,
-                    int threads) noexcept nogil
-# Blocked sum of the squares of t = wu*d + wv*m, t unrounded f64.
-cdef double rotated_sumsq_ptr(const float *d, const float *m, double wu, double wv, size_t n,
-                              int threads) noexcept nogil
-cdef void accumulate_ptr(float *out, const float *g, float k, size_t n,
-                         int threads) noexcept nogil       # out = out + k*g
-cdef void first_ptr(float *out, const float *g, float k, size_t n,
-                    int threads) noexcept nogil            # out = +0 + k*g, in place allowed
-cdef void scale_ptr(float *out, float k, size_t n, int threads) noexcept nogil
-cdef void blend_ptr(float *theta, const float *anchor, float a, float b, size_t n,
-                    int threads) noexcept nogil            # theta = a*theta + b*anchor
-cdef void shrink_ptr(float *out, const float *d, const float *m, float q, size_t n,
-                     int threads) noexcept nogil           # out = d + q*m, in place allowed
-cdef void rotate_ptr(float *out, const float *d, const float *m, double wu, double wv, float s,
-                     size_t n, int threads) noexcept nogil # out = (f32)(wu*d + wv*m) * s, likewise
-cdef int64_t scan_ptr(const float *x, size_t n, int threads) noexcept nogil
-# One outer step; inputs and outputs may be the same arrays.
-cdef int64_t outer_step_ptr(int outer, const sk_outer_scalars *scalars,
-                            const sk_outer_arrays *arrays, const float *g, size_t n,
-                            int threads) noexcept nogil
-# One merge of one fragment (csrc/syncer_merge.h), for the merge room.
-cdef void merge_fragment(sm_job *job) noexcept nogil
-cdef void fold_add(sm_job *job) noexcept nogil
-cdef void gradient_norms(sm_job *job, double *sums, double *norms) noexcept nogil
+# The three jobs of csrc/syncer_merge.h and its total. Nothing is checked here.
+cdef void merge_fragment(sm_merge_job *job) noexcept nogil
+cdef void fold_add(sm_fold_job *job) noexcept nogil
+cdef void gradient_norms(sm_norms_job *job) noexcept nogil
 cdef double fragment_total(const sm_plan *plan, const double *row) noexcept nogil

@@ -1,4 +1,9 @@
-"""Python face of csrc: checks buffers, releases the GIL, calls a pass. Must not do arithmetic."""
+"""Python face of csrc: checks buffers, releases the GIL, calls a kernel. Must not do arithmetic.
+
+Arrays are any object with the buffer protocol; f32 arrays must be C-contiguous and aligned to 4
+bytes. A wrong dtype is a TypeError; a wrong length, an unaligned array, or threads out of 1 .. 256
+a ValueError, before anything is written.
+"""
 
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS,
@@ -72,7 +77,19 @@ cdef int check_threads(object threads) except -1:
     return threads
 
 
-cdef int check_wire_bytes(str name, size_t expected, size_t found, size_t n) except -1:
+cdef size_t wire_bytes(int dtype, size_t n) except? 1:
+    """Bytes of n elements on the wire; an encoding never takes a single one."""
+    if dtype == SK_DTYPE_F32:
+        return n * 4
+    if dtype == SK_DTYPE_BF16:
+        return n * 2
+    if dtype == SK_DTYPE_Q4:
+        return (n + SK_Q4_BLOCK - 1) // SK_Q4_BLOCK * SK_Q4_BYTES
+    raise ValueError(f"dtype: expected 1 (f32), 2 (bf16) or 3 (q4), found {dtype}")
+
+
+cdef int check_wire_bytes(str name, int dtype, size_t n, size_t found) except -1:
+    cdef size_t expected = wire_bytes(dtype, n)
     if expected != found:
         raise ValueError(f"{name}: {n} elements take {expected} bytes, found {found}")
     return 0
@@ -150,9 +167,11 @@ cdef class Sha256:
         return out[:32]
 
     def hexdigest(self):
+        """The digest as 64 lower-case hexadecimal digits."""
         return self.digest().hex()
 
     def copy(self):
+        """Another stream that has taken the same bytes so far."""
         cdef Sha256 other = Sha256()
         other.stream = self.stream
         return other
@@ -160,30 +179,19 @@ cdef class Sha256:
 
 # ------------------------------------------------------------------ codecs
 
-def wire_bytes(int dtype, size_t n):
-    """Bytes of n elements on the wire; dtype 1 f32, 2 bf16, 3 q4. Raises ValueError for another."""
-    if dtype == SK_DTYPE_F32:
-        return n * 4
-    if dtype == SK_DTYPE_BF16:
-        return n * 2
-    if dtype == SK_DTYPE_Q4:
-        return (n + SK_Q4_BLOCK - 1) // SK_Q4_BLOCK * SK_Q4_BYTES
-    raise ValueError(f"dtype: expected 1 (f32), 2 (bf16) or 3 (q4), found {dtype}")
-
-
 def decode(int dtype, src, out, bint negate, threads=1):
     """Decodes wire bytes into an f32 array in one pass; `negate` flips every sign bit.
 
-    Returns the index of the first value that is not finite (q4: of the first block with a bad
-    scale), or -1. All of `out` is written in both cases. Raises ValueError when the lengths do not
-    fit, TypeError when `out` is not f32."""
+    dtype: 1 f32, 2 bf16, 3 q4. Returns the index of the first value that is not finite (q4: of the
+    first block with a bad scale), or -1. All of `out` is written in both cases. Raises ValueError
+    for another dtype or lengths that do not fit, TypeError when `out` is not f32."""
     cdef _Buffers held = _Buffers()
     cdef size_t nbytes, n
     cdef int parts = check_threads(threads)
     cdef uint8_t *start = held.data(src, &nbytes, False)
     cdef float *target = held.floats(out, "out", &n, True)
     cdef int64_t bad
-    check_wire_bytes("src", wire_bytes(dtype, n), nbytes, n)
+    check_wire_bytes("src", dtype, n, nbytes)
     with nogil:
         bad = sk_decode(dtype, start, target, n, negate, parts)
     return bad
@@ -211,7 +219,7 @@ def encode_bf16(src, out, threads=1):
     cdef int parts = check_threads(threads)
     cdef float *start = held.floats(src, "src", &n, False)
     cdef uint8_t *target = held.data(out, &nbytes, True)
-    check_wire_bytes("out", wire_bytes(SK_DTYPE_BF16, n), nbytes, n)
+    check_wire_bytes("out", SK_DTYPE_BF16, n, nbytes)
     with nogil:
         sk_encode_bf16(start, target, n, parts)
 
@@ -223,28 +231,9 @@ def encode_q4(src, out, threads=1):
     cdef int parts = check_threads(threads)
     cdef float *start = held.floats(src, "src", &n, False)
     cdef uint8_t *target = held.data(out, &nbytes, True)
-    check_wire_bytes("out", wire_bytes(SK_DTYPE_Q4, n), nbytes, n)
+    check_wire_bytes("out", SK_DTYPE_Q4, n, nbytes)
     with nogil:
         sk_encode_q4(start, target, n, parts)
-
-
-def encode_range(int dtype, src, size_t begin, size_t end, out, threads=1):
-    """Bytes [begin, end) of the encoding of a whole f32 array, for example one chunk of a message.
-
-    `out` takes end - begin bytes. The bytes equal those of encoding everything and slicing.
-    Raises ValueError when the range does not lie in the encoding or `out` has another length."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t nbytes, n, whole
-    cdef int parts = check_threads(threads)
-    cdef float *start = held.floats(src, "src", &n, False)
-    cdef uint8_t *target = held.data(out, &nbytes, True)
-    whole = wire_bytes(dtype, n)
-    if not begin <= end <= whole:
-        raise ValueError(f"range: expected 0 <= begin <= end <= {whole}, found {begin} and {end}")
-    if nbytes != end - begin:
-        raise ValueError(f"out: expected {end - begin} bytes, found {nbytes}")
-    with nogil:
-        sk_encode_range(dtype, start, n, begin, end, target, parts)
 
 
 # ------------------------------------------------------------------ blocked sums
@@ -261,11 +250,6 @@ def sumsq(x, threads=1):
     return total
 
 
-def norm(x, threads=1):
-    """Euclidean norm: the root of `sumsq`."""
-    return sqrt(sumsq(x, threads))
-
-
 def dot(x, y, threads=1):
     """Blocked sum of products of two f32 arrays, in f64."""
     cdef _Buffers held = _Buffers()
@@ -279,65 +263,7 @@ def dot(x, y, threads=1):
     return total
 
 
-def three_sums(x, y, threads=1):
-    """(x.x, x.y, y.y) as blocked sums from one pass over both arrays."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t n
-    cdef int parts = check_threads(threads)
-    cdef float *first = held.floats(x, "x", &n, False)
-    cdef float *second = held.same(y, "y", n, False)
-    cdef double out[3]
-    with nogil:
-        sk_three(first, second, n, out, parts)
-    return out[0], out[1], out[2]
-
-
-def rotated_sumsq(d, m, double wu, double wv, threads=1):
-    """Blocked sum of squares of t = wu*d + wv*m, t in f64 and not rounded to f32."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t n
-    cdef int parts = check_threads(threads)
-    cdef float *first = held.floats(d, "d", &n, False)
-    cdef float *second = held.same(m, "m", n, False)
-    cdef double total
-    with nogil:
-        total = sk_rotated_sumsq(first, second, wu, wv, n, parts)
-    return total
-
-
 # ------------------------------------------------------------------ element-wise
-
-def accumulate(out, g, double k, threads=1):
-    """out += f32(k) * g: f32 multiply, then f32 add."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t n
-    cdef int parts = check_threads(threads)
-    cdef float *target = held.floats(out, "out", &n, True)
-    cdef float *source = held.same(g, "g", n, False)
-    with nogil:
-        sk_accumulate(target, source, <float>k, n, parts)
-
-
-def accumulate_first(out, g, double k, threads=1):
-    """out = +0 + f32(k) * g: the first `accumulate`, without reading out."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t n
-    cdef int parts = check_threads(threads)
-    cdef float *target = held.floats(out, "out", &n, True)
-    cdef float *source = held.same(g, "g", n, False)
-    with nogil:
-        sk_first(target, source, <float>k, n, parts)
-
-
-def scale(out, double k, threads=1):
-    """out *= f32(k)."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t n
-    cdef int parts = check_threads(threads)
-    cdef float *target = held.floats(out, "out", &n, True)
-    with nogil:
-        sk_scale(target, <float>k, n, parts)
-
 
 def axpby_blend(theta, anchor, double alpha, threads=1):
     """theta = f32(alpha) * theta + f32(1 - alpha) * anchor."""
@@ -348,30 +274,6 @@ def axpby_blend(theta, anchor, double alpha, threads=1):
     cdef float *source = held.same(anchor, "anchor", n, False)
     with nogil:
         sk_blend(target, source, <float>alpha, <float>(1.0 - alpha), n, parts)
-
-
-def shrink(out, d, m, double q, threads=1):
-    """out = d + f32(q) * m; out may be d or m."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t n
-    cdef int parts = check_threads(threads)
-    cdef float *target = held.floats(out, "out", &n, True)
-    cdef float *first = held.same(d, "d", n, False)
-    cdef float *second = held.same(m, "m", n, False)
-    with nogil:
-        sk_shrink(target, first, second, <float>q, n, parts)
-
-
-def rotate(out, d, m, double wu, double wv, double s, threads=1):
-    """out = f32(wu*d + wv*m in f64) * f32(s); out may be d or m."""
-    cdef _Buffers held = _Buffers()
-    cdef size_t n
-    cdef int parts = check_threads(threads)
-    cdef float *target = held.floats(out, "out", &n, True)
-    cdef float *first = held.same(d, "d", n, False)
-    cdef float *second = held.same(m, "m", n, False)
-    with nogil:
-        sk_rotate(target, first, second, wu, wv, <float>s, n, parts)
 
 
 def first_nonfinite(x, threads=1):
@@ -386,59 +288,23 @@ def first_nonfinite(x, threads=1):
     return bad
 
 
-# ------------------------------------------------------------------ outer optimizers
-
-cdef int64_t outer_step(int which, const sk_outer_scalars *scalars, _Buffers held, params, g,
-                        out_params, states, out_states, threads) except? -2:
-    cdef size_t n
-    cdef int parts = check_threads(threads), i
-    cdef sk_outer_arrays arrays
-    cdef int64_t bad
-    cdef float *gradient
-    arrays.state[0] = arrays.state[1] = NULL
-    arrays.state_out[0] = arrays.state_out[1] = NULL
-    arrays.params = held.floats(params, "params", &n, False)
-    gradient = held.same(g, "g", n, False)
-    arrays.params_out = held.same(out_params, "out_params", n, True)
-    names = ("momentum", "accumulator")
-    for i in range(len(states)):
-        arrays.state[i] = held.same(states[i], names[i], n, False)
-        arrays.state_out[i] = held.same(out_states[i], f"out_{names[i]}", n, True)
-    with nogil:
-        bad = sk_outer_step(which, scalars, &arrays, gradient, n, parts)
-    return bad
-
-
-def nesterov(params, momentum, g, double lr, double mu, out_params, out_momentum, threads=1):
-    """b = mu*b + g; p = p - lr*(g + mu*b), all f32; outputs may be the inputs.
-
-    Returns the index of the first element whose new value is not finite, or -1."""
-    cdef sk_outer_scalars scalars = [<float>lr, <float>mu, 1.0, 0.0]
-    return outer_step(SK_OUTER_NESTEROV, &scalars, _Buffers(), params, g, out_params,
-                      (momentum,), (out_momentum,), threads)
-
-
-def sgd(params, g, double lr, out_params, threads=1):
-    """p = p - lr*g in f32; out_params may be params. Returns like `nesterov`."""
-    cdef sk_outer_scalars scalars = [<float>lr, 0.0, 1.0, 0.0]
-    return outer_step(SK_OUTER_SGD, &scalars, _Buffers(), params, g, out_params, (), (), threads)
-
-
-def delayed_nesterov(params, momentum, accumulator, g, double lr, double mu, int period, double c,
-                     bint apply, out_params, out_momentum, out_accumulator, threads=1):
-    """One commit of Delayed Nesterov; `apply` says that it is an N-th one. Returns like `nesterov`.
-
-    The factor of the momentum is rounded to f32 once: (1 - c*N + c)*mu when applying, else c*mu."""
-    cdef float mu32 = <float>mu
-    cdef double factor = (1.0 - c * period + c) if apply else c
-    cdef sk_outer_scalars scalars = [<float>lr, mu32, <float>period, <float>(factor * <double>mu32)]
-    if period < 1 or not 0.0 <= c <= 1.0 / period:
-        raise ValueError(f"period, c: expected period >= 1 and 0 <= c <= 1/period, "
-                         f"found {period} and {c}")
-    return outer_step(SK_OUTER_DELAYED_APPLY if apply else SK_OUTER_DELAYED_HOLD, &scalars,
-                      _Buffers(), params, g, out_params, (momentum, accumulator),
-                      (out_momentum, out_accumulator), threads)
-
-
 include "_dispatch.pxi"
-include "_pointers.pxi"
+include "_testing.pxi"
+
+
+# ------------------------------------------------------------------ for the merge room
+
+cdef void merge_fragment(sm_merge_job *job) noexcept nogil:
+    sm_merge(job)
+
+
+cdef void fold_add(sm_fold_job *job) noexcept nogil:
+    sm_fold_add(job)
+
+
+cdef void gradient_norms(sm_norms_job *job) noexcept nogil:
+    sm_norms(job)
+
+
+cdef double fragment_total(const sm_plan *plan, const double *row) noexcept nogil:
+    return sm_total(plan, row)

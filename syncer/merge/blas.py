@@ -4,6 +4,10 @@ NumPy has no switch for the threads of its BLAS. NumPy's own wheels and most dis
 OpenBLAS, whose switch is found here among the libraries that are already loaded, and set to one
 while it is held. With another BLAS nothing is found, and the callers then work on one tensor after
 the other instead, with whatever threads that library uses.
+
+This is the small part of threadpoolctl that is needed here: one library, found by name, and set to
+one thread. threadpoolctl itself, which knows MKL, BLIS and OpenMP too, is not used: NumPy is the
+only dependency of the package, and iso the only place that needs this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Constants of the HeLoCo correction of a delta against the momentum; must not touch arrays.
 
-The correction itself runs in csrc/merge_fragment.c, per learner and tensor, before avg, rda or iso.
+The correction itself runs in csrc/merge_correct.c, per learner and tensor, before avg, rda or iso.
 With d the gradient, m the momentum, du and dm their norms and c = d.m/(du*dm):
 
   du < eps or dm < eps, or c >= c_ok   unchanged

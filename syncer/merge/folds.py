@@ -23,7 +23,7 @@ from typing import Any
 
 from syncer import kernels
 from syncer.errors import InvariantViolation, NumericsError
-from syncer.merge import passes
+from syncer.merge import engine
 from syncer.merge.buffers import Buffer
 from syncer.merge.robust import clip_factors
 from syncer.merge.stats import LearnerSums
@@ -41,15 +41,15 @@ their extremes must not make a sum infinite. No run comes near it."""
 class Fold:
     """The sums of one open round. `add` may be called from any thread, one round's in any order.
 
-    sums: empty `passes.FoldSums`. momentum, heloco, clip_norm: of the corrections, or None.
+    sums: empty `engine.FoldSums`. momentum, heloco, clip_norm: of the corrections, or None.
     """
 
     kind: str
 
-    def __init__(self, sums: passes.FoldSums, *, fragment: int, base: int,
+    def __init__(self, sums: engine.FoldSums, *, fragment: int, base: int,
                  momentum: Buffer | None, heloco: Sequence[float] | None,
                  clip_norm: float | None, stats: bool):
-        self.sums: passes.FoldSums | None = sums
+        self.sums: engine.FoldSums | None = sums
         self.fragment = fragment
         self.base = base
         """Version of the fragment whose momentum corrects the pushes."""
@@ -96,10 +96,10 @@ class Fold:
         array = gradient() if callable(gradient) else gradient
         clip = norm = 1.0
         if self._clip_norm is not None or self.stats is not None:
-            norm = passes.norms(self.sums.plan, [array])[0]
+            norm = engine.norms(self.sums.plan, [array])[0]
         if self._clip_norm is not None:
             clip = clip_factors(self._clip_norm, [norm])[0]
-        turned = passes.add(self.sums, array, factor=factor, weight=weight,
+        turned = engine.add(self.sums, array, factor=factor, weight=weight,
                             momentum=self._momentum, heloco=self._heloco, clip=clip)
         if self.stats is not None:
             along = 0.0 if self._momentum is None else kernels.dot(array, self._momentum)
@@ -137,7 +137,7 @@ class ExactFold(Fold):
 
     kind = "exact"
 
-    def __init__(self, sums: passes.FoldSums, roster: Sequence[int], **options):
+    def __init__(self, sums: engine.FoldSums, roster: Sequence[int], **options):
         super().__init__(sums, **options)
         self.roster = tuple(sorted(roster))
         if not self.roster or len(set(self.roster)) != len(self.roster):

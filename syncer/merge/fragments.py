@@ -19,7 +19,7 @@ import numpy as np
 
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, Layout
-from syncer.merge import passes
+from syncer.merge import engine
 from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.correction import HelocoConstants, checked
 from syncer.merge.folds import ExactFold, Fold, Member, StreamingFold
@@ -139,7 +139,7 @@ class FragmentStore:
         source = {"gradients": gradients, "weights": [c[2] for c in ordered],
                   "heloco": self._heloco}
         if self._clip_norm is not None:
-            lengths = passes.norms(self._plans[fragment], gradients)
+            lengths = engine.norms(self._plans[fragment], gradients)
             source["clip"] = clip_factors(self._clip_norm, lengths) if gradients else None
         if self.layout.fragments[fragment].merge_mode == AVG:
             source["trim"] = trim(self._robust, len(gradients)) if gradients else -1
@@ -162,7 +162,7 @@ class FragmentStore:
             raise ConfigError("an exact fold allows neither a delta correction nor iso")
         base = self.current(fragment)
         directed = mode == RDA
-        sums = passes.FoldSums(self._plans[fragment], self._pool, directed)
+        sums = engine.FoldSums(self._plans[fragment], self._pool, directed)
         options = {
             "fragment": fragment, "base": base.version, "heloco": self._heloco,
             "momentum": base.buffers[1] if "momentum" in self._optimizer.state else None,
@@ -218,13 +218,13 @@ class FragmentStore:
         common = {"params": base.buffers[0], "state": base.buffers[1:], "params_out": outputs[0],
                   "state_out": tuple(outputs[1:]), "scalars": scalars, "stats": self._stats}
         if layout.merge_mode != ISO:
-            return passes.run(plan, mode=layout.merge_mode, outer=kernel, **source, **common)
-        gnorm, bad, first = passes.run(plan, mode=AVG, outer=passes.STEP_NONE, **source, **common)
+            return engine.run(plan, mode=layout.merge_mode, outer=kernel, **source, **common)
+        gnorm, bad, first = engine.run(plan, mode=AVG, outer=engine.STEP_NONE, **source, **common)
         if bad >= 0:
             return gnorm, bad, None
         flatten_all(np.frombuffer(outputs[0], np.float32), layout.shapes, self._threads)
         # the gradients serve the statistics alone from here on
-        gnorm, bad, sums = passes.run(
+        gnorm, bad, sums = engine.run(
             plan, mode=AVG, outer=kernel, merged=outputs[0], **common,
             gradients=source["gradients"] if self._stats else [],
             weights=source["weights"] if self._stats else [])

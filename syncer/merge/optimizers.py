@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from syncer.errors import ConfigError
-from syncer.merge import passes
+from syncer.merge import engine
 
 Scalars = tuple[float, float, float, float]
 """(lr, mu, period, k) as the kernels take them, each rounded to f32 once."""
@@ -45,20 +45,20 @@ class Optimizer(NamedTuple):
 
 
 def _nesterov(constants: OuterConstants, commits: int) -> tuple[int, Scalars]:
-    return passes.STEP_NESTEROV, (constants.lr, constants.momentum, 1.0, 0.0)
+    return engine.STEP_NESTEROV, (constants.lr, constants.momentum, 1.0, 0.0)
 
 
 def _sgd(constants: OuterConstants, commits: int) -> tuple[int, Scalars]:
-    return passes.STEP_SGD, (constants.lr, 0.0, 1.0, 0.0)
+    return engine.STEP_SGD, (constants.lr, 0.0, 1.0, 0.0)
 
 
 def _delayed_nesterov(constants: OuterConstants, commits: int) -> tuple[int, Scalars]:
     period, activation = constants.dn_period, constants.dn_activation
     momentum = float(np.float32(constants.momentum))
     if (commits + 1) % period == 0:
-        kernel, k = passes.STEP_DELAYED_APPLY, (1.0 - activation * period + activation) * momentum
+        kernel, k = engine.STEP_DELAYED_APPLY, (1.0 - activation * period + activation) * momentum
     else:
-        kernel, k = passes.STEP_DELAYED_HOLD, activation * momentum
+        kernel, k = engine.STEP_DELAYED_HOLD, activation * momentum
     return kernel, (constants.lr, constants.momentum, float(period), k)
 
 

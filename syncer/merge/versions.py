@@ -24,7 +24,7 @@ class FragmentVersion:
         """Merges of this fragment up to this version."""
         self._names = tuple(names)
         self.buffers = tuple(buffer.freeze() for buffer in buffers)
-        """Parameters, then the optimizer's arrays, as `passes` takes them."""
+        """Parameters, then the optimizer's arrays, as `engine` takes them."""
         self.params = np.frombuffer(buffers[0], np.float32)
 
     @property

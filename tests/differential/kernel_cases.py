@@ -12,6 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from syncer import kernels
+from syncer.kernels import testing
+from syncer.wire.constants import tensor_bytes
 from tests.differential.guarded import Guarded
 
 F32 = np.float32
@@ -102,7 +104,7 @@ def canonical(x: np.ndarray) -> bytes:
 
 def _decode(dtype: int) -> Run:
     def run(scene: Scene, n: int, threads: int) -> list[bytes]:
-        wire = scene.out_bytes(kernels.wire_bytes(dtype, n))
+        wire = scene.out_bytes(tensor_bytes(n, dtype))
         values = scene.any_bits(n).view(np.uint32)
         if dtype == 1:
             wire[:] = values.view(np.uint8)
@@ -118,7 +120,7 @@ def _decode(dtype: int) -> Run:
         found = []
         for negate in (False, True):
             out = scene.out_floats(n)
-            bad = kernels.decode(dtype, wire, out, negate, threads)
+            bad = testing.decode(dtype, wire, out, negate, threads)
             found += [out.tobytes(), number(bad)]
         return found
 
@@ -132,7 +134,7 @@ def _encode_bf16(scene: Scene, n: int, threads: int) -> list[bytes]:
 
 
 def _encode_q4(scene: Scene, n: int, threads: int) -> list[bytes]:
-    out = scene.out_bytes(kernels.wire_bytes(3, n))
+    out = scene.out_bytes(tensor_bytes(n, 3))
     found = []
     for source in (scene.any_bits(n), scene.values(n), near_thresholds(scene, n)):
         kernels.encode_q4(source, out, threads)
@@ -153,49 +155,49 @@ def near_thresholds(scene: Scene, n: int) -> np.ndarray:
 
 def _sums(scene: Scene, n: int, threads: int) -> list[bytes]:
     x, y = scene.values(n), scene.values(n)
-    three = kernels.three_sums(x, y, threads)
+    three = testing.three_sums(x, y, threads)
     assert three[0] == kernels.sumsq(x, threads) or scene.nonfinite
     assert three[1] == kernels.dot(x, y, threads) or scene.nonfinite
     assert three[2] == kernels.sumsq(y, threads) or scene.nonfinite
-    rotated = kernels.rotated_sumsq(x, y, 0.7312, -1.1e-3, threads)
+    rotated = testing.rotated_sumsq(x, y, 0.7312, -1.1e-3, threads)
     return [b"nan" if math.isnan(v) else number(v) for v in (*three, rotated)]
 
 
 def _blends(scene: Scene, n: int, threads: int) -> list[bytes]:
     out, g = scene.values(n), scene.values(n)
     found = []
-    kernels.accumulate(out, g, 0.37, threads)
+    testing.accumulate(out, g, 0.37, threads)
     found.append(canonical(out))
-    kernels.scale(out, -1.7, threads)
+    testing.scale(out, -1.7, threads)
     found.append(canonical(out))
     kernels.axpby_blend(out, g, 0.3, threads)
     found.append(canonical(out))
-    kernels.accumulate_first(out, g, 0.37, threads)
+    testing.accumulate_first(out, g, 0.37, threads)
     return [*found, canonical(out), number(kernels.first_nonfinite(g, threads))]
 
 
 def _heloco(scene: Scene, n: int, threads: int) -> list[bytes]:
     d, m, out = scene.values(n), scene.values(n), scene.out_floats(n)
-    kernels.shrink(out, d, m, 0.21, threads)
+    testing.shrink(out, d, m, 0.21, threads)
     found = [canonical(out)]
-    kernels.rotate(out, d, m, 0.8123, -0.2511, 1.37, threads)
+    testing.rotate(out, d, m, 0.8123, -0.2511, 1.37, threads)
     found.append(canonical(out))
-    kernels.shrink(d, d, m, 0.21, threads)
+    testing.shrink(d, d, m, 0.21, threads)
     found.append(canonical(d))
-    kernels.rotate(d, d, m, 0.8123, -0.2511, 1.37, threads)
+    testing.rotate(d, d, m, 0.8123, -0.2511, 1.37, threads)
     return [*found, canonical(d)]
 
 
 def _outer(scene: Scene, n: int, threads: int) -> list[bytes]:
     p, b, a, g = (scene.values(n) for _ in range(4))
     po, bo, ao = (scene.out_floats(n) for _ in range(3))
-    bad = kernels.nesterov(p, b, g, 0.7, 0.9, po, bo, threads)
+    bad = testing.nesterov(p, b, g, 0.7, 0.9, po, bo, threads)
     found = [number(bad), canonical(po), canonical(bo)]
-    found += [number(kernels.sgd(p, g, 0.7, po, threads)), canonical(po)]
+    found += [number(testing.sgd(p, g, 0.7, po, threads)), canonical(po)]
     for apply in (False, True):
-        bad = kernels.delayed_nesterov(p, b, a, g, 0.7, 0.9, 3, 0.25, apply, po, bo, ao, threads)
+        bad = testing.delayed_nesterov(p, b, a, g, 0.7, 0.9, 3, 0.25, apply, po, bo, ao, threads)
         found += [number(bad), canonical(po), canonical(bo), canonical(ao)]
-    kernels.nesterov(p, b, g, 0.7, 0.9, p, b, threads)
+    testing.nesterov(p, b, g, 0.7, 0.9, p, b, threads)
     return [*found, canonical(p), canonical(b)]
 
 

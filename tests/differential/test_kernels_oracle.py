@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from syncer import kernels
+from syncer.kernels import testing
+from syncer.wire.constants import tensor_bytes
 from tests.golden import merge_reference as oracle
 
 F32 = np.float32
@@ -18,19 +20,19 @@ def variants(family: str) -> list[str]:
 
 @pytest.fixture(params=variants("codec"))
 def codec(request):
-    with kernels.forced(codec=request.param):
+    with testing.forced(codec=request.param):
         yield request.param
 
 
 @pytest.fixture(params=variants("blend"))
 def blend(request):
-    with kernels.forced(blend=request.param):
+    with testing.forced(blend=request.param):
         yield request.param
 
 
 @pytest.fixture(params=variants("reduce"))
 def reduce(request):
-    with kernels.forced(reduce=request.param):
+    with testing.forced(reduce=request.param):
         yield request.param
 
 
@@ -89,7 +91,7 @@ def test_q4_against_the_definition(codec: str, n: int) -> None:
     x[::7] = 0
     x[300:600] = 0  # a zero block
     x[700:900] *= F32(1e-40)  # subnormals
-    wire = bytearray(kernels.wire_bytes(3, n))
+    wire = bytearray(tensor_bytes(n, 3))
     kernels.encode_q4(x, wire)
     assert bytes(wire) == numpy_q4_encode(x)
     out = np.empty(n, F32)
@@ -103,11 +105,11 @@ def test_blocked_sums(reduce: str, n: int) -> None:
     x = (rng.standard_normal(n) * 10.0 ** rng.integers(-6, 6, n)).astype(F32)
     y = rng.standard_normal(n).astype(F32)
     assert kernels.sumsq(x) == oracle.sumsq(x)
-    assert kernels.norm(x, 3) == oracle.norm(x)
+    assert testing.norm(x, 3) == oracle.norm(x)
     assert kernels.dot(x, y) == oracle.dot(x, y)
-    assert kernels.three_sums(x, y) == (oracle.sumsq(x), oracle.dot(x, y), oracle.sumsq(y))
+    assert testing.three_sums(x, y) == (oracle.sumsq(x), oracle.dot(x, y), oracle.sumsq(y))
     t = 0.7312 * x.astype(np.float64) + -1.1e-3 * y.astype(np.float64)
-    assert kernels.rotated_sumsq(x, y, 0.7312, -1.1e-3) == oracle.blocked_sum(t * t)
+    assert testing.rotated_sumsq(x, y, 0.7312, -1.1e-3) == oracle.blocked_sum(t * t)
 
 
 def test_sum_over_more_blocks_than_one_window(reduce: str) -> None:
@@ -119,7 +121,7 @@ def test_sum_over_more_blocks_than_one_window(reduce: str) -> None:
 def heloco_with_kernels(d: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, str]:
     """The correction written with kernels, in the order the numerics fix."""
     h = oracle.Heloco()
-    dd, dm, mm = kernels.three_sums(d, m)
+    dd, dm, mm = testing.three_sums(d, m)
     du, length = np.sqrt(dd), np.sqrt(mm)
     out = d.copy()
     if du < h.eps or length < h.eps:
@@ -130,12 +132,12 @@ def heloco_with_kernels(d: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, str]:
     conf = du / (du + h.kappa * length + h.eps)
     if c < 0.0:
         beta = min(h.k_s * (-c) * conf, h.beta_max)
-        kernels.shrink(out, d, m, -beta * c * du / length)
+        testing.shrink(out, d, m, -beta * c * du / length)
         return out, "shrink"
     lam = min(h.k_d * (1.0 - c) * conf, 1.0)
     wu, wv = (1.0 - lam) / du, lam / length
-    s = du / max(np.sqrt(kernels.rotated_sumsq(d, m, wu, wv)), h.eps)
-    kernels.rotate(out, d, m, wu, wv, s)
+    s = du / max(np.sqrt(testing.rotated_sumsq(d, m, wu, wv)), h.eps)
+    testing.rotate(out, d, m, wu, wv, s)
     return out, "rotate"
 
 
@@ -159,17 +161,17 @@ def test_average_and_nesterov(blend: str, n: int) -> None:
     weights = [1024.0, 333.25, 2.5e6]
     merged = np.empty(n, F32)
     for i, (g, w) in enumerate(zip(grads, weights, strict=True)):
-        fold = kernels.accumulate if i else kernels.accumulate_first
+        fold = testing.accumulate if i else testing.accumulate_first
         fold(merged, g, w / sum(weights))
     assert same_bits(merged, oracle.merge_avg(grads, weights))
     params, momentum = oracle.noise(4, n), oracle.noise(5, n)
     expected = oracle.nesterov(params, momentum, merged, 0.7, 0.9)
     out_params, out_momentum = np.empty(n, F32), np.empty(n, F32)
-    bad = kernels.nesterov(params, momentum, merged, 0.7, 0.9, out_params, out_momentum)
+    bad = testing.nesterov(params, momentum, merged, 0.7, 0.9, out_params, out_momentum)
     assert bad == -1
     assert same_bits(out_params, expected[0])
     assert same_bits(out_momentum, expected[1])
-    kernels.sgd(params, merged, 0.7, out_params)
+    testing.sgd(params, merged, 0.7, out_params)
     assert same_bits(out_params, params - F32(0.7) * merged)
 
 
@@ -183,7 +185,7 @@ def test_delayed_nesterov(blend: str, n: int, c: float) -> None:
         *state, _ = oracle.delayed_nesterov(*state, count, g, 0.7, 0.9, 2, c)
         fresh = [np.full(n, np.nan, F32) for _ in range(3)]
         apply = (count + 1) % 2 == 0
-        assert kernels.delayed_nesterov(*ours, g, 0.7, 0.9, 2, c, apply, *fresh) == -1
+        assert testing.delayed_nesterov(*ours, g, 0.7, 0.9, 2, c, apply, *fresh) == -1
         ours = fresh
         for found, expected in zip(ours, state, strict=True):
             assert same_bits(found, expected)

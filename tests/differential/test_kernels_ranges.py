@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from syncer import kernels
+from syncer.kernels import testing
+from syncer.wire.constants import tensor_bytes
 
 F32 = np.float32
 NEAR_ZERO = [0x80000000, 0x00000001, 0x807FFFFF]
@@ -16,12 +18,12 @@ VALUES = np.array(
 
 @pytest.fixture(params=[name for name, usable in kernels.variants()["codec"] if usable])
 def codec(request):
-    with kernels.forced(codec=request.param):
+    with testing.forced(codec=request.param):
         yield request.param
 
 
 def whole(dtype: int, x: np.ndarray) -> bytes:
-    out = bytearray(kernels.wire_bytes(dtype, x.size))
+    out = bytearray(tensor_bytes(x.size, dtype))
     if dtype == 1:
         return x.tobytes()
     (kernels.encode_bf16 if dtype == 2 else kernels.encode_q4)(x, out)
@@ -30,7 +32,7 @@ def whole(dtype: int, x: np.ndarray) -> bytes:
 
 def cut(dtype: int, x: np.ndarray, begin: int, end: int, threads: int = 1) -> bytes:
     out = bytearray(end - begin)
-    kernels.encode_range(dtype, x, begin, end, out, threads)
+    testing.encode_range(dtype, x, begin, end, out, threads)
     return bytes(out)
 
 
@@ -69,6 +71,6 @@ def test_ranges_outside_are_refused() -> None:
     x = np.zeros(3, F32)
     for begin, end in ((0, 13), (5, 4), (13, 13)):
         with pytest.raises(ValueError, match="0 <= begin <= end <= 12"):
-            kernels.encode_range(1, x, begin, end, bytearray(max(0, end - begin)))
+            testing.encode_range(1, x, begin, end, bytearray(max(0, end - begin)))
     with pytest.raises(ValueError, match="out: expected 4 bytes, found 5"):
-        kernels.encode_range(1, x, 0, 4, bytearray(5))
+        testing.encode_range(1, x, 0, 4, bytearray(5))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from syncer import kernels
+from syncer.kernels import testing
 from tests.differential.guarded import Guarded
 
 DATA = np.random.default_rng(11).bytes(5000)
@@ -15,7 +16,7 @@ DATA = np.random.default_rng(11).bytes(5000)
 
 @pytest.fixture(params=[name for name, usable in kernels.variants()["sha256"] if usable])
 def variant(request):
-    with kernels.forced(sha256=request.param):
+    with testing.forced(sha256=request.param):
         yield request.param
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncer import kernels
+from syncer.kernels import testing
 from tests.differential.kernel_cases import CASES, run_case
 
 SHORT = [*range(20), 23, 24, 25, 29, 31, 32, 33, 47, 61, 63, 64, 65, 127, 128, 129]
@@ -27,9 +28,9 @@ ALL = [
 
 def both(name: str, variant: str, n: int, **how) -> tuple[list[bytes], list[bytes]]:
     family = CASES[name][0]
-    with kernels.forced(**{family: "portable"}):
+    with testing.forced(**{family: "portable"}):
         expected = run_case(name, n, **how)
-    with kernels.forced(**{family: variant}):
+    with testing.forced(**{family: variant}):
         return expected, run_case(name, n, **how)
 
 
@@ -51,7 +52,7 @@ def test_block_edges(name: str, variant: str) -> None:
 
 @pytest.mark.parametrize(("name", "variant"), ALL)
 def test_thread_counts_give_the_same_bits(name: str, variant: str) -> None:
-    with kernels.forced(**{CASES[name][0]: variant}):
+    with testing.forced(**{CASES[name][0]: variant}):
         for n in (3 * 16384 - 1, 8 * 16384 + 5):
             for nonfinite in (False, True):
                 one = run_case(name, n, seed=n, gap=1, nonfinite=nonfinite)

@@ -121,6 +121,12 @@ def test_the_arrows_have_no_cycle():
         reach(room)
 
 
+def test_the_product_calls_no_kernel_that_is_there_for_checks():
+    found = [name for path, name in modules() for target in imported(path.read_text())
+             if f"{absolute(target, name)}.".startswith("syncer.kernels.testing.")]
+    assert not found, f"{found}: syncer.kernels.testing is for tests and benchmarks"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from syncer import kernels
+from syncer.kernels import testing
+from syncer.wire.constants import tensor_bytes
 
 F32 = np.float32
 
@@ -97,11 +99,18 @@ def test_q4_bad_scale_names_the_first_index_of_its_block() -> None:
         assert kernels.decode_q4(wire, out, True) == (256 if bad else -1), scale
 
 
-def test_wire_bytes_per_dtype() -> None:
-    assert [kernels.wire_bytes(d, 257) for d in (1, 2, 3)] == [1028, 514, 264]
-    assert [kernels.wire_bytes(d, 0) for d in (1, 2, 3)] == [0, 0, 0]
-    with pytest.raises(ValueError, match="found 4"):
-        kernels.wire_bytes(4, 1)
+@pytest.mark.parametrize("dtype", [1, 2, 3])
+@pytest.mark.parametrize("n", [0, 1, 256, 257])
+def test_an_encoding_takes_the_bytes_that_the_wire_counts(dtype: int, n: int) -> None:
+    size, out = tensor_bytes(n, dtype), np.empty(n, F32)
+    assert testing.decode(dtype, bytes(size), out, False) == -1
+    with pytest.raises(ValueError, match=f"src: {n} elements take {size} bytes, found {size + 1}"):
+        testing.decode(dtype, bytes(size + 1), out, False)
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ValueError, match="dtype: expected 1"):
+        testing.decode(4, b"", np.empty(0, F32), False)
 
 
 def test_arguments_are_refused_with_name_expected_and_found() -> None:
@@ -111,23 +120,23 @@ def test_arguments_are_refused_with_name_expected_and_found() -> None:
     with pytest.raises(TypeError, match=r"out: expected float32 elements, found format 'd'"):
         kernels.decode_f32(b"\0" * 24, np.empty(3), False)
     with pytest.raises(ValueError, match="g: expected 3 elements"):
-        kernels.accumulate(x, f32(1), 2.0)
+        testing.accumulate(x, f32(1), 2.0)
     with pytest.raises((BufferError, ValueError), match=r"(?i)writ|read-only"):
-        kernels.scale(memoryview(x).toreadonly(), 2.0)
+        testing.scale(memoryview(x).toreadonly(), 2.0)
     for threads in (0, -1, 257, 2.0, None):
         with pytest.raises(ValueError, match="threads: expected 1 to 256"):
             kernels.sumsq(x, threads)
     raw = np.zeros(17, np.uint8)
     unaligned = raw[1:17].view(F32) if raw.ctypes.data % 4 == 0 else raw[:16].view(F32)
     with pytest.raises((TypeError, ValueError), match="multiple of 4"):
-        kernels.norm(unaligned)
+        testing.norm(unaligned)
 
 
 def test_element_wise_definitions() -> None:
     out = f32(1, -0.0)
-    kernels.accumulate(out, f32(2, 0), 0.1)
+    testing.accumulate(out, f32(2, 0), 0.1)
     assert out.tolist() == [F32(1) + F32(0.1) * F32(2), 0.0]
-    kernels.accumulate_first(out, f32(2, -0.0), 1.0)
+    testing.accumulate_first(out, f32(2, -0.0), 1.0)
     assert bits(out) == ["40000000", "00000000"]
     theta = f32(1, 2)
     kernels.axpby_blend(theta, f32(3, 4), 0.3)
@@ -137,15 +146,15 @@ def test_element_wise_definitions() -> None:
 def test_nesterov_reports_overflow_and_delayed_nesterov_refuses_its_constants() -> None:
     p, m, g = np.zeros(20, F32), np.zeros(20, F32), np.zeros(20, F32)
     g[13] = np.finfo(F32).max
-    assert kernels.nesterov(p, m, g, 1e30, 0.0, p.copy(), m.copy()) == 13
-    assert kernels.nesterov(p, m, g, 0.5, 0.0, p.copy(), m.copy()) == -1
+    assert testing.nesterov(p, m, g, 1e30, 0.0, p.copy(), m.copy()) == 13
+    assert testing.nesterov(p, m, g, 0.5, 0.0, p.copy(), m.copy()) == -1
     for period, c in ((0, 0.0), (2, 0.6), (2, -0.1), (2, float("nan"))):
         with pytest.raises(ValueError, match="period, c"):
-            kernels.delayed_nesterov(p, m, m, g, 0.7, 0.9, period, c, True, p, m, m.copy())
+            testing.delayed_nesterov(p, m, m, g, 0.7, 0.9, period, c, True, p, m, m.copy())
 
 
 def test_the_built_in_check_finds_every_variant_right_and_keeps_the_selection() -> None:
-    with kernels.forced(codec="portable"):
+    with testing.forced(codec="portable"):
         before = kernels.active()
         assert kernels.check() == []
         assert kernels.active() == before

@@ -12,7 +12,7 @@ import pytest
 
 from syncer import kernels
 from syncer.errors import KernelError
-from syncer.kernels import command
+from syncer.kernels import command, testing
 from syncer.kernels.selection import parse_override
 
 FAMILIES = ["sha256", "codec", "blend", "reduce"]
@@ -59,10 +59,10 @@ def test_parse_override() -> None:
 
 def test_forced_restores_the_selection_even_after_an_error() -> None:
     before = kernels.active()
-    with pytest.raises(KernelError), kernels.forced(codec="portable", blend="nothing"):
+    with pytest.raises(KernelError), testing.forced(codec="portable", blend="nothing"):
         pytest.fail("must not run with an unknown variant")
     assert kernels.active() == before
-    with kernels.forced(**dict.fromkeys(FAMILIES, "portable")):
+    with testing.forced(**dict.fromkeys(FAMILIES, "portable")):
         assert set(kernels.active().values()) == {"portable"}
     assert kernels.active() == before
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from syncer import kernels
+from syncer.kernels import testing
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
+from syncer.wire.constants import tensor_bytes
 from tests.golden import merge_reference as reference
 
 F32 = np.float32
@@ -76,13 +78,13 @@ def test_a_carried_delta_decoded_late_gives_the_same_bits(mode, dtype):
         if dtype == 1:
             wire.append(values.tobytes())
         else:
-            encoded = bytearray(kernels.wire_bytes(dtype, n))
+            encoded = bytearray(tensor_bytes(n, dtype))
             (kernels.encode_bf16 if dtype == 2 else kernels.encode_q4)(values, encoded)
             wire.append(bytes(encoded))
 
     def decoded(source: bytes) -> np.ndarray:
         out = np.empty(n, F32)
-        assert kernels.decode(dtype, source, out, True) == -1
+        assert testing.decode(dtype, source, out, True) == -1
         return out
 
     def store() -> FragmentStore:

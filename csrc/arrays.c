@@ -1,6 +1,15 @@
-/* Whole-array passes: the selected kernels cut over threads. Must not compute anything itself but
- * the left-to-right total of block sums. */
+/* Kernels over whole arrays: the selected variants, cut over threads.
+ *
+ * Must not: compute anything itself but the left-to-right total of block sums.
+ *
+ * The product calls decode, both encoders, sumsq, dot, blend and scan. The others (encode_range,
+ * three, rotated_sumsq, accumulate, first, scale, shrink, rotate, outer_step) live for sk_check,
+ * tests and benchmarks: a merge runs those kernels block by block (merge_*.c), which hides each
+ * behind all others, while here every one can be held against its definition over arrays of any
+ * length and any number of threads. Their Python faces are in syncer/kernels/testing.py.
+ */
 #include "parallel.h"
+#include "syncer_kernels_impl.h"
 
 /* Below this a second thread costs more than it saves (a parallel region is some microseconds). */
 #define GRAIN SK_BLOCK

@@ -1,0 +1,178 @@
+/* Inside of the kernels: what a variant is made of, and the table through which all are called.
+ *
+ * Must not be included outside csrc: callers know syncer_kernels.h and syncer_merge.h alone. The
+ * prefix sk_ stands for "syncer kernel" here as there.
+ *
+ * Every variant returns n from a scan in which all elements are good, works on one thread, and is
+ * called through sk_active only.
+ */
+#ifndef SYNCER_KERNELS_IMPL_H
+#define SYNCER_KERNELS_IMPL_H
+
+#include "syncer_kernels.h"
+
+#include <string.h>
+
+#define SK_LANES 8 /* f64 lanes inside a block of the blocked sum */
+#define SK_SIGN 0x80000000u
+#define SK_ABS 0x7FFFFFFFu
+#define SK_FINITE_MAX 0x7F7FFFFFu /* bits of the largest finite |x| */
+
+/* ------------------------------------------------------------------ variant tables */
+
+typedef struct {
+    const char *name;
+    unsigned needs; /* CPU bits without which the functions must not be called */
+    void (*compress)(uint32_t state[8], const uint8_t *data, size_t blocks);
+    /* Two independent streams advanced together by `blocks` blocks of 64 bytes each. */
+    void (*compress2)(uint32_t a[8], const uint8_t *data_a, uint32_t b[8], const uint8_t *data_b,
+                      size_t blocks);
+} sk_sha256_variant;
+
+/* `flip` is XORed into every decoded element: SK_SIGN negates, 0 does not.
+ * `stream` asks for stores that bypass the cache, for outputs far larger than it. */
+typedef struct {
+    const char *name;
+    unsigned needs;
+    size_t (*decode_f32)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
+    size_t (*decode_bf16)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
+    /* src: ceil(n/256) blocks; a scale not finite or < 0 is bad at its block's first index */
+    size_t (*decode_q4)(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream);
+    void (*encode_bf16)(const float *src, uint8_t *out, size_t n, int stream);
+    /* out: ceil(n/256) blocks; a block with a NaN gets the scale 0x7FC00000 */
+    void (*encode_q4)(const float *src, uint8_t *out, size_t n);
+} sk_codec_variant;
+
+/* Elements [at, at+n) of all arrays; g points at element `at`. Returns the first index of the range
+ * (0 = element `at`) where a written value is not finite, or n. */
+typedef size_t (*sk_outer_fn)(const sk_outer_scalars *scalars, const sk_outer_arrays *arrays,
+                              size_t at, const float *g, size_t n, int stream);
+
+typedef struct {
+    const char *name;
+    unsigned needs;
+    void (*accumulate)(float *out, const float *g, float k, size_t n); /* out = out + k*g */
+    void (*first)(float *out, const float *g, float k, size_t n);      /* +0 + k*g, in place */
+    void (*scale)(float *out, float k, size_t n);                      /* out = out * k */
+    /* theta = a*theta + b*anchor */
+    void (*blend)(float *theta, const float *anchor, float a, float b, size_t n);
+    /* out = d + q*m, in place */
+    void (*shrink)(float *out, const float *d, const float *m, float q, size_t n);
+    /* out = (f32)(wu*d + wv*m in f64) * s, in place */
+    void (*rotate)(float *out, const float *d, const float *m, double wu, double wv, float s,
+                   size_t n);
+    size_t (*scan)(const float *x, size_t n); /* first non-finite */
+    sk_outer_fn outer[SK_OUTERS];
+} sk_blend_variant;
+
+/* Block sums of n elements, written to sums[0 .. ceil(n/SK_BLOCK)). */
+typedef struct {
+    const char *name;
+    unsigned needs;
+    void (*sumsq)(const float *x, size_t n, double *sums);
+    void (*dot)(const float *x, const float *y, size_t n, double *sums);
+    /* x·x to sums[0], x·y to sums[1], y·y to sums[2]: three rows of `stride` doubles */
+    void (*three)(const float *x, const float *y, size_t n, double *sums, size_t stride);
+    /* the square of t = wu*d + wv*m (f64, unrounded, not fused) */
+    void (*rotated)(const float *d, const float *m, double wu, double wv, size_t n, double *sums);
+} sk_reduce_variant;
+
+typedef struct {
+    const sk_sha256_variant *sha256;
+    const sk_codec_variant *codec;
+    const sk_blend_variant *blend;
+    const sk_reduce_variant *reduce;
+} sk_kernels;
+
+extern sk_kernels sk_active; /* the dispatch table: portable until sk_init */
+
+/* Table of a family's i-th variant, of the type of the family. */
+const void *sk_variant_table(int family, int i);
+
+/* ------------------------------------------------------------------ pieces of the variants */
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define SK_LE16(v) __builtin_bswap16(v)
+#define SK_LE32(v) __builtin_bswap32(v)
+#else
+#define SK_LE16(v) (v)
+#define SK_LE32(v) (v)
+#endif
+
+static inline uint16_t sk_load16(const uint8_t *p) {
+    uint16_t v;
+    memcpy(&v, p, sizeof v);
+    return SK_LE16(v);
+}
+
+static inline uint32_t sk_load32(const uint8_t *p) {
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return SK_LE32(v);
+}
+
+static inline void sk_store16(uint8_t *p, uint16_t v) {
+    v = SK_LE16(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline void sk_store32(uint8_t *p, uint32_t v) {
+    v = SK_LE32(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline uint32_t sk_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float sk_float(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static inline uint16_t sk_bf16(float x) { /* round to nearest even, NaN quieted */
+    uint32_t u = sk_bits(x);
+    uint32_t nan = (u >> 16) | 0x40u;
+    uint32_t rounded = (u + 0x7FFFu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)((u & SK_ABS) > 0x7F800000u ? nan : rounded);
+}
+
+/* Block sum of 8 lanes, step 3 of the blocked sum. */
+static inline double sk_fold_lanes(const double a[SK_LANES]) {
+    return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+extern const uint32_t SK_SHA256_K[64];
+
+extern const float SK_Q4_LEVELS[8];         /* value of a level at scale 1 */
+extern const uint32_t SK_Q4_THRESHOLDS[7];  /* bits of |x|/scale from which level i+1 begins */
+
+/* One q4 block of at most 256 values (fewer: padded with +0). Shared by the variants, for their
+ * ragged last block and for blocks whose scale is not finite. */
+void sk_q4_encode_block(const float *src, size_t n, uint8_t *out);
+void sk_q4_decode_block(const uint8_t *src, float *out, size_t n, uint32_t flip);
+
+/* Levels without a division, for scales whose thresholds are normal numbers (sk_q4_ordinary).
+ *
+ * Level k of a value begins where fl(|x|/scale) reaches its threshold 2^(k-7.5), up to 4 ulp; in
+ * bits of |x| that is bits(2^-6.5 * scale) + (k-1)*2^23, up to 6 ulp. Adding sk_q4_base to them
+ * puts it at k*2^23 + SK_Q4_NEAR, up to 6: the sum's exponent is the level, except for sums within
+ * SK_Q4_NEAR of such a place, where only the division tells. */
+#define SK_Q4_NEAR 16u
+
+static inline int sk_q4_ordinary(uint32_t scale) {
+    return scale >= 0x08000000u && scale <= SK_FINITE_MAX; /* 2^-111 .. largest finite */
+}
+
+static inline uint32_t sk_q4_base(uint32_t scale) {
+    return (1u << 23) + SK_Q4_NEAR - sk_bits(sk_float(SK_Q4_THRESHOLDS[0]) * sk_float(scale));
+}
+
+static inline int sk_q4_scale_bad(uint32_t scale) { /* not finite, or < 0; -0.0 passes */
+    return (scale & SK_ABS) > SK_FINITE_MAX || (scale > SK_SIGN);
+}
+
+#endif
