@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from syncer.demo.fleet import Fleet
-from syncer.demo.plan import Plan
-from syncer.demo.watch import TapeReader, Watch
+from syncer.demo.processes.fleet import Fleet
+from syncer.demo.run_plan import RunPlan
+from syncer.demo.show.watch import TapeReader, Watch
 
 STEPS_ALONE = 400
 DEADLINE_S = 300.0
@@ -28,14 +28,14 @@ def train_alone() -> float:
     watch.baseline = watch.learners[0]
     with Fleet() as fleet:
         child = fleet.start("learner", "syncer.demo.learner",
-                            Plan(learners=1).baseline_arguments(STEPS_ALONE), 0)
+                            RunPlan(learners=1).baseline_arguments(STEPS_ALONE), 0)
         pump(fleet, lambda line: watch.baseline_line(line.text), lambda: not child.alive)
     return watch.baseline.end["step"] / watch.baseline.end["seconds"]
 
 
 def train_together(rounds: int, extra: dict[str, object]) -> tuple[float, float]:
     """(rounds per second, own steps per second) of one learner and a server."""
-    plan = Plan(learners=1, steps=rounds)
+    plan = RunPlan(learners=1, steps=rounds)
     watch = Watch(1, rounds)
     with tempfile.TemporaryDirectory() as scratch, Fleet() as fleet:
         tape = TapeReader(Path(scratch, "tape"))

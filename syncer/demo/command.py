@@ -10,15 +10,15 @@ import importlib.util
 import os
 
 from syncer.demo import settings
-from syncer.demo.learner import ONE_THREAD, seconds, whole_number
-from syncer.demo.plan import Plan
+from syncer.demo.learner import seconds, whole_number
+from syncer.demo.run_plan import RunPlan
 from syncer.errors import ConfigError
 
 LEARNERS_MAX = 64
 """Each one is a process of about 60 MB that trains all the time."""
 
 
-def add_parser(subparsers) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds `demo` with all its flags."""
     parser = subparsers.add_parser(
         "demo", help="train a small language model with several learners, here",
@@ -37,7 +37,7 @@ def add_parser(subparsers) -> None:
                         help="end after S seconds of training; without --steps the outer steps "
                              f"are spread evenly over them (default: {settings.SECONDS:g}, or no "
                              "limit with --steps)")
-    parser.add_argument("--dtype", choices=settings.DTYPES, default=settings.DTYPES[0],
+    parser.add_argument("--dtype", choices=settings.WIRE_DTYPES, default=settings.DTYPE,
                         help="number format on the wire (default: %(default)s)")
     parser.add_argument("--seed", metavar="SEED", type=whole_number(0), default=settings.SEED,
                         help="seed of the first parameters and of the batches "
@@ -60,18 +60,18 @@ def run(args: argparse.Namespace) -> int:
     budget = args.seconds
     if budget is None and args.steps is None:
         budget = settings.SECONDS
-    plan = Plan(learners=args.learners, steps=args.steps, seconds=budget, dtype=args.dtype,
-                seed=args.seed, kill_one=args.kill_one, baseline=args.baseline, json=args.json,
-                plot=args.plot)
+    plan = RunPlan(learners=args.learners, steps=args.steps, seconds=budget, dtype=args.dtype,
+                   seed=args.seed, kill_one=args.kill_one, baseline=args.baseline,
+                   json=args.json, plot=args.plot)
     check(plan)
-    for name in ONE_THREAD:  # figures must not depend on how many cores measure them
+    for name in settings.ONE_THREAD:  # figures must not depend on how many cores measure them
         os.environ.setdefault(name, "1")
-    from syncer.demo.run import run as run_demo  # noqa: PLC0415  loads NumPy
+    from syncer.demo.processes.conductor import run as run_demo  # noqa: PLC0415  loads NumPy
 
     return run_demo(plan)
 
 
-def check(plan: Plan) -> None:
+def check(plan: RunPlan) -> None:
     """Refuses what could only fail after a minute of training. Raises ConfigError."""
     if plan.kill_one and plan.total_steps < 4:
         raise ConfigError(f"--kill-one needs at least 4 outer steps, --steps gives "

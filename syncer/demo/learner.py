@@ -1,7 +1,7 @@
 """One learner of the demo as a process: `python -m syncer.demo.learner --server HOST:PORT --id N`.
 
-Flags, signals and exit statuses only; what it does is in training.py, which is imported after the
-flags have been answered and the linear algebra library has been told to use one thread.
+Flags, signals and exit statuses only; what it does is in processes/training.py, which is imported
+after the flags have been answered and the linear algebra library has been told to use one thread.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from syncer.demo import report, settings
-from syncer.demo.stop import Stop, Stopped
+from syncer.demo import settings
+from syncer.demo.processes import report
+from syncer.demo.processes.stop import Stopped, StopRequest
 from syncer.errors import ConfigError, SyncerError
 from syncer.flags import OneSentenceParser
-
-ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Several learners share a machine: more threads each would only get in each other's way."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -34,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--shards", metavar="S", type=whole_number(1), default=settings.LEARNERS,
                         help="shards the text is cut into; this learner reads shard id mod S "
                              "(default: %(default)s)")
-    parser.add_argument("--dtype", choices=settings.DTYPES, default=settings.DTYPES[0],
+    parser.add_argument("--dtype", choices=settings.WIRE_DTYPES, default=settings.DTYPE,
                         help="number format on the wire; the same for every learner of a run "
                              "(default: %(default)s)")
     parser.add_argument("--seed", metavar="SEED", type=whole_number(0), default=settings.SEED,
@@ -51,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def whole_number(least: int, most: int = (1 << 32) - 1):
+def whole_number(least: int, most: int = (1 << 32) - 1) -> Callable[[str], int]:
     """An argparse type: an integer from `least` to `most`."""
     def parse(text: str) -> int:
         digits = text.isascii() and text.isdigit() and len(text) <= 10
@@ -77,18 +75,18 @@ def seconds(text: str) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one learner; returns its exit status: 0 done, 1 failed, 2 bad flag, 130/143 stopped."""
     try:
-        stop = Stop()
+        stop = StopRequest()
         args = build_parser().parse_args(argv)
         if (args.server is None) == (args.alone is None):
             raise ConfigError("give either --server HOST:PORT to join a run or --alone STEPS to "
                               "train without one")
-        for name in ONE_THREAD:
+        for name in settings.ONE_THREAD:
             os.environ.setdefault(name, "1")
-        from syncer.demo import training  # noqa: PLC0415  loads NumPy, which reads ONE_THREAD
+        from syncer.demo.processes import training  # noqa: PLC0415  loads NumPy, which reads them
 
         task = training.Task(
             learner=args.learner, shards=args.shards, seed=args.seed, first_step=args.first_step,
-            dtype=args.dtype, server=args.server, steps=args.alone,
+            dtype=args.dtype, server=args.server, steps=args.alone or 0,
             connect_timeout_s=args.connect_timeout_s)
         return training.run(task, report.open_report(args.report), stop)
     except Stopped:

@@ -9,7 +9,11 @@ from __future__ import annotations
 LEARNERS = 3
 SECONDS = 60.0
 SEED = 0
-DTYPES = ("bf16", "f32", "q4")
+WIRE_DTYPES = ("bf16", "f32", "q4")
+DTYPE = WIRE_DTYPES[0]
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Set to 1 in a learner: several share a machine, and more threads each would only get in each
+other's way."""
 
 BATCH = 128
 """Bytes that one own step predicts."""
@@ -53,9 +57,5 @@ def learning_rate(step: int) -> float:
 
     Needs no planned end, since a learner does not know how many own steps a run will take.
     """
-    return LEARNING_RATE * min(1.0, step / WARMUP_STEPS, (CONSTANT_STEPS / step) ** 0.5)
-
-
-def dtype_names() -> str:
-    """For help and messages: "bf16 or f32"."""
-    return " or ".join(DTYPES)
+    falling = float((CONSTANT_STEPS / step) ** 0.5)
+    return LEARNING_RATE * min(1.0, step / WARMUP_STEPS, falling)

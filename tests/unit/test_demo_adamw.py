@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from syncer.demo.adamw import AdamW
+from syncer.demo.model.adamw import AdamW
 
 
 def test_matches_the_paper():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from syncer.demo import corpus
+from syncer.demo.model import corpus
 from syncer.errors import ConfigError
 
 

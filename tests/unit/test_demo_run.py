@@ -13,15 +13,18 @@ import numpy as np
 import pytest
 
 from syncer.checkpoint.final_state import write_final_state
-from syncer.demo import command, fleet, merged, settings, table
-from syncer.demo.fleet import Exited, Fleet, Line
+from syncer.demo import command, settings
 from syncer.demo.learner import whole_number
-from syncer.demo.model import SHAPES, ByteModel
-from syncer.demo.outcome import Loss, collect
-from syncer.demo.plan import Plan
-from syncer.demo.screen import PlainScreen, headline, progress_line
-from syncer.demo.training import digest
-from syncer.demo.watch import TapeReader, Watch
+from syncer.demo.model import merged
+from syncer.demo.model.byte_model import SHAPES, ByteModel
+from syncer.demo.model.trainer import digest
+from syncer.demo.processes import fleet
+from syncer.demo.processes.fleet import Exited, Fleet, Line
+from syncer.demo.run_plan import RunPlan
+from syncer.demo.show import table, text
+from syncer.demo.show.outcome import Loss, collect
+from syncer.demo.show.screen import PlainScreen, headline, progress_line
+from syncer.demo.show.watch import TapeReader, Watch
 from syncer.errors import ConfigError, SyncerError
 from syncer.flags import resolve
 from syncer.layout import AVG, RDA
@@ -39,14 +42,15 @@ def test_model_divides_into_fragments_of_both_kinds():
 
 def test_time_budget_spreads_merges_and_ends_inside_it():
     for seconds in (0.5, 3, 60, 600):
-        plan = Plan(seconds=seconds)
+        plan = RunPlan(seconds=seconds)
         spread_s = plan.total_steps * plan.merge_interval_ms / 1000
         assert 0.8 * seconds <= spread_s <= settings.PACED_SHARE * seconds
         assert plan.total_steps >= settings.MERGES_MIN
 
 
 def test_server_takes_the_arguments():
-    for plan in (Plan(seconds=60.0), Plan(steps=50), Plan(learners=1, steps=5, seconds=2.0)):
+    for plan in (RunPlan(seconds=60.0), RunPlan(steps=50),
+                 RunPlan(learners=1, steps=5, seconds=2.0)):
         words = plan.server_arguments("/tmp/final", "/tmp/tape")
         given = {word[2:].replace("-", "_"): value
                  for word, value in zip(words[::2], words[1::2], strict=True)}
@@ -60,7 +64,7 @@ def test_server_takes_the_arguments():
 def test_killed_learner_is_started_again_before_the_end():
     for steps in (4, 5, 20, 333):
         for learners in (1, 2, 3):
-            plan = Plan(learners=learners, steps=steps, kill_one=True)
+            plan = RunPlan(learners=learners, steps=steps, kill_one=True)
             assert 1 <= plan.kill_at <= plan.return_at < steps
 
 
@@ -93,8 +97,8 @@ def test_paths_are_refused_before_anything_starts(tmp_path):
     for name, path in (("json", tmp_path), ("json", tmp_path / "none" / "x.json"),
                        ("plot", tmp_path / "loss.gif"), ("plot", tmp_path)):
         with pytest.raises(ConfigError, match=f"--{name} "):
-            command.check(Plan(seconds=1.0, **{name: str(path)}))
-    command.check(Plan(seconds=1.0, json=str(read_only), plot=str(tmp_path / "loss.png")))
+            command.check(RunPlan(seconds=1.0, **{name: str(path)}))
+    command.check(RunPlan(seconds=1.0, json=str(read_only), plot=str(tmp_path / "loss.png")))
     assert not read_only.exists()
 
 
@@ -102,7 +106,7 @@ def test_missing_matplotlib_is_said_before_anything_starts(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="--plot needs matplotlib; install it with"):
-        command.check(Plan(seconds=1.0, plot=str(tmp_path / "loss.png")))
+        command.check(RunPlan(seconds=1.0, plot=str(tmp_path / "loss.png")))
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "1e3", "٣", "0", "99999999999999"])
@@ -206,7 +210,7 @@ def test_tape_reader_takes_whole_lines_only(tmp_path):
 
 
 # --------------------------------------------------------------------------- outcome and table
-def ended(tmp_path, plan: Plan, watch: Watch, loss: Loss | None = None, how: str = "final cut"):
+def ended(tmp_path, plan: RunPlan, watch: Watch, loss: Loss | None = None, how: str = "final cut"):
     return collect(plan, watch, tmp_path / "absent", how, loss)
 
 
@@ -214,7 +218,7 @@ def test_newest_learner_stands_in_for_a_missing_final_state(tmp_path):
     watch = started()
     watch.learner_line(0, end_record(0))
     watch.learner_line(1, end_record(1, versions=[4, 5, 2, 3], merged=2.5, sha256="cd" * 32))
-    outcome = ended(tmp_path, Plan(learners=2, steps=8), watch, how="time budget")
+    outcome = ended(tmp_path, RunPlan(learners=2, steps=8), watch, how="time budget")
     assert (outcome.merged, outcome.merged_from) == (2.5, "learner 1")
     assert outcome.problems == []
     assert "newest one that learner 1 had received" in " ".join(table.render(outcome).split())
@@ -225,7 +229,7 @@ def test_final_state_is_measured_and_compared(tmp_path):
     watch = started()
     watch.learner_line(0, end_record(0, sha256=digest(model.flat)))
     watch.learner_line(1, end_record(1))
-    outcome = collect(Plan(learners=2, steps=8), watch, tmp_path / "state", "final cut", None)
+    outcome = collect(RunPlan(learners=2, steps=8), watch, tmp_path / "state", "final cut", None)
     assert outcome.merged == pytest.approx(8.0, abs=0.3)
     assert [row.holds_final_cut for row in outcome.learners] == [True, False]
     assert outcome.problems == ["learner 1 ended with other parameters than the server's"]
@@ -236,7 +240,7 @@ def test_final_state_is_measured_and_compared(tmp_path):
 def test_learner_without_a_last_word_is_a_problem_unless_it_was_killed(tmp_path):
     watch = started()
     watch.learner_line(0, end_record(0))
-    plan = Plan(learners=2, steps=8)
+    plan = RunPlan(learners=2, steps=8)
     assert ended(tmp_path, plan, watch).problems == ["learner 1 did not report the final cut"]
     loss = Loss(1, 4, 2.0, 5, 2.5)
     outcome = ended(tmp_path, plan, watch, loss)
@@ -253,7 +257,7 @@ def test_table_fits_eighty_columns_with_large_figures(tmp_path):
     watch.tape_record(merge(10**9, [0]))
     watch.server_line(server_log("server totals", bytes_received=10**15, bytes_sent=10**15,
                                  cpu_seconds=123456.7, peak_rss_bytes=10**12, commits=10**9))
-    outcome = ended(tmp_path, Plan(learners=64, steps=10**9), watch, Loss(63, 5 * 10**8, 1e6))
+    outcome = ended(tmp_path, RunPlan(learners=64, steps=10**9), watch, Loss(63, 5 * 10**8, 1e6))
     outcome.baseline = {"steps": 98_765_432, "before": 8.0, "held_out": 2.0, "seconds": 1.0}
     for each in outcome.learners:
         each.tokens_per_s = 12_345_678
@@ -265,17 +269,17 @@ def test_table_fits_eighty_columns_with_large_figures(tmp_path):
 
 def test_table_of_a_run_that_never_began(tmp_path):
     watch = Watch(3, 100)
-    text = table.render(ended(tmp_path, Plan(seconds=60.0), watch, how="interrupted"))
+    text = table.render(ended(tmp_path, RunPlan(seconds=60.0), watch, how="interrupted"))
     assert "nothing was merged yet" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("count", "text"), [
+@pytest.mark.parametrize(("count", "written"), [
     (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_950, "100 kB"),
     (999_499, "999 kB"), (999_500, "1.0 MB"), (5e9, "5.0 GB"), (1e13, "10000 GB"),
 ])  # fmt: skip
-def test_sizes(count, text):
-    assert table.size(count) == text
+def test_sizes(count, written):
+    assert text.size(count) == written
 
 
 def test_progress_fits_eighty_columns(capsys):

@@ -1,16 +1,16 @@
-"""`Stop`: a signal is a request between two steps, ends a wait at once, and can be undone."""
+"""`StopRequest`: a signal is asked for between two steps, ends a wait at once, can be undone."""
 
 import os
 import signal
 
 import pytest
 
-from syncer.demo.stop import Stop, Stopped
+from syncer.demo.processes.stop import Stopped, StopRequest
 
 
 @pytest.fixture
 def stop():
-    each = Stop(signal.SIGUSR1, signal.SIGUSR2)
+    each = StopRequest(signal.SIGUSR1, signal.SIGUSR2)
     yield each
     each.restore()
 
@@ -49,7 +49,7 @@ def test_wait_that_is_over_does_not_raise(stop):
 
 def test_restore():
     before = signal.getsignal(signal.SIGUSR1)
-    stop = Stop(signal.SIGUSR1)
+    stop = StopRequest(signal.SIGUSR1)
     assert signal.getsignal(signal.SIGUSR1) != before
     stop.restore()
     assert signal.getsignal(signal.SIGUSR1) == before

@@ -31,6 +31,8 @@ ARROWS = {
                "checkpoint"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}
+# Which shelves of the demo a shelf of it may import, besides itself.
+DEMO_SHELVES = {"model": set(), "show": {"model"}, "processes": {"model", "show"}}
 PURE = ("time", "datetime", "socket", "select", "selectors", "random", "threading", "os", "logging",
         "numpy", "asyncio", "subprocess", "multiprocessing", "signal", "io", "pathlib", "tempfile")
 
@@ -102,6 +104,21 @@ def modules():
 def test_arrows_never_run_back():
     found = [line for path, name in modules() for line in violations(name, path.read_text())]
     assert not found, "\n".join(found)
+
+
+def test_the_shelves_of_the_demo_point_one_way():
+    found = []
+    for path, name in modules():
+        shelf = name.split(".")[2:3]
+        if not name.startswith("syncer.demo.") or shelf[0] not in DEMO_SHELVES:
+            continue
+        for target in sorted(imported(path.read_text())):
+            there = target.split(".")[2:3] if target.startswith("syncer.demo.") else shelf
+            if there[0] in DEMO_SHELVES and there[0] not in DEMO_SHELVES[shelf[0]] | {shelf[0]}:
+                found.append(f"{name} imports {target}")
+    assert not found, "\n".join(found)
+    shelves = {path.parent.name for path in (PACKAGE / "demo").glob("*/__init__.py")}
+    assert shelves == DEMO_SHELVES.keys()
 
 
 def test_every_room_has_a_rule():

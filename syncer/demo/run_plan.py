@@ -11,7 +11,7 @@ from typing import NamedTuple
 from syncer.demo import settings
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """One run. Either the number of merges or a time budget, or both, end it."""
 
     learners: int = settings.LEARNERS
@@ -19,7 +19,7 @@ class Plan(NamedTuple):
     """Outer steps; own steps set their pace."""
     seconds: float | None = None
     """Training time after which the run ends."""
-    dtype: str = settings.DTYPES[0]
+    dtype: str = settings.DTYPE
     seed: int = settings.SEED
     kill_one: bool = False
     baseline: bool = False
@@ -36,15 +36,19 @@ class Plan(NamedTuple):
         """Outer steps of the server."""
         if self.steps is not None:
             return self.steps
-        spread_s = settings.PACED_SHARE * self.seconds
-        return max(settings.MERGES_MIN, round(spread_s / settings.MERGE_INTERVAL_S))
+        return max(settings.MERGES_MIN, round(self.spread_s / settings.MERGE_INTERVAL_S))
+
+    @property
+    def spread_s(self) -> float:
+        """Seconds that merges are spread over when a time budget sets the pace."""
+        return settings.PACED_SHARE * (self.seconds or settings.SECONDS)
 
     @property
     def merge_interval_ms(self) -> int:
         """Shortest time between two launches; 0 when own steps set the pace."""
         if not self.paced_by_time:
             return 0
-        return math.floor(1000 * settings.PACED_SHARE * self.seconds / self.total_steps)
+        return math.floor(1000 * self.spread_s / self.total_steps)
 
     @property
     def quorum(self) -> int:

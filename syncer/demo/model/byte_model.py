@@ -14,7 +14,13 @@ for the newer half: with it the fragments that `build_layout` makes are of simil
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.floating[Any]]
+ByteArray = npt.NDArray[np.uint8]
 
 VOCABULARY = 256
 CONTEXT = 16
@@ -42,7 +48,7 @@ SHAPES = {
     HEAD_BIAS_NAME: (VOCABULARY,),
 }
 NUMEL = sum(int(np.prod(shape)) for shape in SHAPES.values())
-BITS_PER_NAT = 1.0 / np.log(2.0)
+BITS_PER_NAT = float(1.0 / np.log(2.0))
 HEAD_SCALE = 0.005
 """Spread of the first head weights: small, so that a fresh model guesses uniformly (8 bits)."""
 
@@ -55,7 +61,7 @@ class ByteModel:
     named tensors. Everything is computed in the dtype of `flat` (f64 only to check gradients).
     """
 
-    def __init__(self, seed: int, dtype: type = np.float32):
+    def __init__(self, seed: int, dtype: type[np.floating[Any]] = np.float32):
         self.flat = np.zeros(NUMEL, dtype)
         self.gradient = np.zeros(NUMEL, dtype)
         self.parameters = named_views(self.flat)
@@ -69,7 +75,7 @@ class ByteModel:
                     scale = np.sqrt(2.0 / inputs)
                 self.parameters[name][...] = scale * rng.standard_normal(shape)
 
-    def loss_and_gradient(self, windows: np.ndarray) -> float:
+    def loss_and_gradient(self, windows: ByteArray) -> float:
         """Mean bits per byte of a batch; `gradient` becomes that of the mean *nats* per byte.
 
         windows: uint8 (batch, CONTEXT + 1), the last column is the byte to predict.
@@ -99,7 +105,7 @@ class ByteModel:
         sum_rows_by_byte(contexts.reshape(-1), d_embedded, out=g[EMBED_NAME])
         return float(nats.mean() * BITS_PER_NAT)
 
-    def bits_per_byte(self, windows: np.ndarray, batch: int = 1024) -> float:
+    def bits_per_byte(self, windows: ByteArray, batch: int = 1024) -> float:
         """Mean bits per byte over uint8 (n, CONTEXT + 1) windows, batched to bound the memory."""
         p = self.parameters
         total = 0.0
@@ -110,7 +116,7 @@ class ByteModel:
             total += float(softmax_and_loss(logits, part[:, -1])[1].sum(dtype=np.float64))
         return total / len(windows) * BITS_PER_NAT
 
-    def _hidden(self, contexts: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _hidden(self, contexts: ByteArray) -> tuple[FloatArray, ...]:
         p = self.parameters
         embedded = p[EMBED_NAME][contexts].reshape(len(contexts), CONTEXT * EMBED)
         far, near = np.split(embedded, [(CONTEXT - NEAR) * EMBED], axis=1)
@@ -124,7 +130,7 @@ class ByteModel:
         return far, near, a, r, a + r
 
 
-def named_views(flat: np.ndarray) -> dict[str, np.ndarray]:
+def named_views(flat: FloatArray) -> dict[str, FloatArray]:
     """The tensors of `SHAPES` as views of one flat array, in the order of `SHAPES`."""
     views, start = {}, 0
     for name, shape in SHAPES.items():
@@ -134,7 +140,7 @@ def named_views(flat: np.ndarray) -> dict[str, np.ndarray]:
     return views
 
 
-def softmax_and_loss(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def softmax_and_loss(logits: FloatArray, targets: ByteArray) -> tuple[FloatArray, FloatArray]:
     """Softmax (written over `logits`) and nats per row of the target bytes."""
     logits -= logits.max(axis=1, keepdims=True)
     at_target = logits[np.arange(len(logits)), targets]
@@ -144,7 +150,7 @@ def softmax_and_loss(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarra
     return logits, np.log(total) - at_target
 
 
-def sum_rows_by_byte(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+def sum_rows_by_byte(values: ByteArray, rows: FloatArray, out: FloatArray) -> None:
     """out[b] = sum of the rows whose value is the byte b.
 
     Sorting and one reduction: ten times as fast as `np.add.at` for a batch of windows.
@@ -155,16 +161,17 @@ def sum_rows_by_byte(values: np.ndarray, rows: np.ndarray, out: np.ndarray) -> N
     out[present] = np.add.reduceat(rows[order], starts, axis=0)
 
 
-def sample_windows(text: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def sample_windows(text: ByteArray, count: int, rng: np.random.Generator) -> ByteArray:
     """`count` windows at random places of `text`: uint8 (count, CONTEXT + 1)."""
     return windows_at(text, rng.integers(0, len(text) - CONTEXT, size=count))
 
 
-def even_windows(text: np.ndarray, count: int) -> np.ndarray:
+def even_windows(text: ByteArray, count: int) -> ByteArray:
     """At most `count` windows at evenly spaced places of `text`: the same ones every time."""
     places = len(text) - CONTEXT
     return windows_at(text, np.arange(min(count, places)) * places // min(count, places))
 
 
-def windows_at(text: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    return text[starts[:, None] + np.arange(CONTEXT + 1)]
+def windows_at(text: ByteArray, starts: npt.NDArray[np.int64]) -> ByteArray:
+    windows: ByteArray = text[starts[:, None] + np.arange(CONTEXT + 1)]
+    return windows

@@ -16,10 +16,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from syncer.demo.learner import ONE_THREAD
+from syncer.demo import settings
 
+TETHER = "syncer.demo.processes.tether"
 STDERR_LINES_KEPT = 20
 END_TIMEOUT_S = 5.0
 """How long a child that was asked to end may take before it is killed."""
@@ -46,7 +47,7 @@ class Exited(NamedTuple):
 class Child:
     """One child process. `role` is "server" or "learner"."""
 
-    def __init__(self, role: str, learner: int | None, process: subprocess.Popen):
+    def __init__(self, role: str, learner: int | None, process: subprocess.Popen[bytes]):
         self.role, self.learner, self.process = role, learner, process
         self.status: int | None = None
         self.complaints: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
@@ -69,8 +70,8 @@ class Child:
 class _Pipe:
     """The read end of a child's stream, cut into lines."""
 
-    def __init__(self, child: Child, stream: str):
-        self.child, self.stream = child, stream
+    def __init__(self, child: Child, stream: str, end: IO[bytes]):
+        self.child, self.stream, self.end = child, stream, end
         self.rest = b""
 
     def cut(self, data: bytes) -> list[Line]:
@@ -81,7 +82,7 @@ class _Pipe:
 class Fleet:
     """All children of a run. A context manager: leaving it, in any way, ends every one of them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.children: list[Child] = []
         self._selector = selectors.DefaultSelector()
         self._open: dict[Child, int] = {}
@@ -89,26 +90,28 @@ class Fleet:
     def start(self, role: str, module: str, arguments: list[str],
               learner: int | None = None) -> Child:
         """Starts `python -m module arguments` as a child with one linear algebra thread."""
-        environment = dict(os.environ, PYTHONUNBUFFERED="1", **dict.fromkeys(ONE_THREAD, "1"))
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1",
+                       **dict.fromkeys(settings.ONE_THREAD, "1")}
         if role == "server":  # its merge threads are a setting of its own
             environment.pop("OMP_NUM_THREADS")
         process = subprocess.Popen(
-            [sys.executable, "-m", "syncer.demo.tether", str(os.getpid()), module, *arguments],
+            [sys.executable, "-m", TETHER, str(os.getpid()), module, *arguments],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment, start_new_session=True)
         child = Child(role, learner, process)
         self.children.append(child)
         self._open[child] = 2
-        for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
-            os.set_blocking(pipe.fileno(), False)
-            self._selector.register(pipe, selectors.EVENT_READ, _Pipe(child, stream))
+        for stream, end in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert end is not None  # PIPE was asked for
+            os.set_blocking(end.fileno(), False)
+            self._selector.register(end, selectors.EVENT_READ, _Pipe(child, stream, end))
         return child
 
     def poll(self, timeout_s: float) -> list[Line | Exited]:
         """What the children wrote, and who ended, waiting for the first at most `timeout_s`."""
         happened: list[Line | Exited] = []
         for key, _ in self._selector.select(timeout_s if self._open else 0):
-            happened += self._read(key.fileobj, key.data)
+            happened += self._read(key.data)
         for child in self.children:
             if child.alive and not self._open.get(child) and child.process.poll() is not None:
                 child.status = child.process.returncode
@@ -120,15 +123,15 @@ class Fleet:
             time.sleep(min(timeout_s, 0.01))
         return happened
 
-    def _read(self, stream, pipe: _Pipe) -> list[Line]:
+    def _read(self, pipe: _Pipe) -> list[Line]:
         try:
-            data = os.read(stream.fileno(), READ_BYTES)
+            data = os.read(pipe.end.fileno(), READ_BYTES)
         except BlockingIOError:
             return []
         if data:
             return pipe.cut(data)
-        self._selector.unregister(stream)
-        stream.close()
+        self._selector.unregister(pipe.end)
+        pipe.end.close()
         self._open[pipe.child] -= 1
         if not self._open[pipe.child]:
             del self._open[pipe.child]
@@ -150,13 +153,14 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.end()
         finally:  # a second Ctrl-C in the middle of it
             for child in self.children:
                 if child.process.poll() is None:
                     child.process.kill()
-                for pipe in (child.process.stdout, child.process.stderr):
-                    pipe.close()
+                for end in (child.process.stdout, child.process.stderr):
+                    if end is not None:
+                        end.close()
             self._selector.close()

@@ -8,10 +8,52 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 STARTING, TRAINING, KILLED, RETURNING, DONE, FAILED = (
     "starting", "training", "killed", "returning", "done", "failed")
+
+
+class CurvePoint(TypedDict):
+    """A point of a learner's curve. Bits per byte, None where there is none."""
+
+    t_s: float
+    learner: int
+    process: int
+    """1 for the first process that had the id, 2 for the next."""
+    step: int
+    loss: float | None
+    held_out: float | None
+
+
+class BaselinePoint(TypedDict):
+    """A point of the curve of the learner that trains alone."""
+
+    step: int
+    loss: float
+    held_out: float | None
+
+
+class MergePoint(TypedDict):
+    """One merge, from the tape."""
+
+    t_s: float
+    step: int
+    fragment: int
+    responded: list[int]
+    expected: list[int]
+    gnorm: float
+
+
+class Happening(TypedDict):
+    """Something to be told and marked."""
+
+    t_s: float
+    outer_step: int
+    what: str
+    """"join", "loss" or "note"."""
+    learner: int | None
+    text: str
 
 
 class LearnerView:
@@ -95,16 +137,16 @@ class Watch:
         self.outer_step = 0
         self.baseline: LearnerView | None = None
         """One learner alone, once it is being trained."""
-        self.baseline_curve: list[dict[str, Any]] = []
+        self.baseline_curve: list[BaselinePoint] = []
         self.totals: dict[str, Any] | None = None
         """The server's own closing line."""
         self.finalized: set[int] = set()
         """Learners that confirmed the final cut."""
         self.complaints: list[str] = []
         """Errors the server logged."""
-        self.curve: list[dict[str, Any]] = []
-        self.merges: list[dict[str, Any]] = []
-        self.happenings: list[dict[str, Any]] = []
+        self.curve: list[CurvePoint] = []
+        self.merges: list[MergePoint] = []
+        self.happenings: list[Happening] = []
         self._initialized = False
         self._begun_s = time.monotonic()
         self._start_s: float | None = None
@@ -151,19 +193,18 @@ class Watch:
         view = self.learners[learner]
         now_s = self.now_s() if self.training else 0.0
         if record["event"] in ("start", "progress"):
-            point = {"t_s": round(now_s, 3), "learner": learner, "process": view.starts}
-            if record["event"] == "progress":
-                self.curve.append(point | {"step": record["step"], "loss": record["loss"],
-                                           "held_out": record["held_out"]})
-            else:
-                self.curve.append(point | {"step": view.step, "loss": None,
-                                           "held_out": record["bits_per_byte"]})
+            progress = record["event"] == "progress"
+            self.curve.append({
+                "t_s": round(now_s, 3), "learner": learner, "process": view.starts,
+                "step": record["step"] if progress else view.step,
+                "loss": record["loss"] if progress else None,
+                "held_out": record["held_out" if progress else "bits_per_byte"]})
         view.record(record)
 
     def baseline_line(self, text: str) -> None:
         """A line on the standard output of the learner that trains alone."""
         record = parse(text)
-        if record is not None:
+        if record is not None and self.baseline is not None:
             self.baseline.record(record)
             if record["event"] == "progress":
                 self.baseline_curve.append({"step": record["step"], "loss": record["loss"],

@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING, Protocol
 
-from syncer.demo.watch import LearnerView, Watch
+from syncer.demo.show.text import COLUMNS_MAX, bits, rate
+from syncer.demo.show.watch import LearnerView, Watch
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PLAIN_INTERVAL_S = 2.0
 REDRAW_INTERVAL_S = 0.1
-WIDTH = 80
 BAR_WIDTH = 30
+
+
+class Screen(Protocol):
+    """Where a run is seen while it goes on."""
+
+    def show(self, watch: Watch) -> None:
+        """Shows what is new, if it is time."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
 
 
 class PlainScreen:
     """One line every two seconds, and one for everything that happens."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._next_s = 0.0
         self._told = 0
 
@@ -49,7 +63,7 @@ class PlainScreen:
 class RichScreen:
     """A table of learners under a bar of outer steps, redrawn in place."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415  optional at run time
         from rich.live import Live  # noqa: PLC0415
 
@@ -77,12 +91,12 @@ class RichScreen:
         """Takes the table away and gives the terminal back."""
         self._live.stop()
 
-    def _table(self, watch: Watch):
+    def _table(self, watch: Watch) -> Table:
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
         table = Table(title=Text(headline(watch)), title_justify="left", title_style="bold",
-                      width=min(WIDTH, self._console.width), box=None, padding=(0, 1))
+                      width=min(COLUMNS_MAX, self._console.width), box=None, padding=(0, 1))
         table.add_column("learner")
         table.add_column("state", min_width=len("returning"))
         for name in ("own steps", "training loss", "held out", "tokens/s"):
@@ -93,11 +107,11 @@ class RichScreen:
                      "starting": "dim"}.get(view.state)
             name = "alone" if view is watch.baseline else str(view.learner)
             table.add_row(name, view.state, f"{view.step:,}", bits(view.loss),
-                          bits(view.held_out), rate(view), style=style)
+                          bits(view.held_out), rate(view.tokens_per_s), style=style)
         return table
 
 
-def open_screen() -> PlainScreen | RichScreen:
+def open_screen() -> Screen:
     """The table when standard output is a terminal and rich is installed, else plain lines."""
     if sys.stdout.isatty():
         try:
@@ -133,7 +147,7 @@ def progress_line(watch: Watch) -> str:
         parts.append(f"{total:,.0f} tokens/s")
     line = parts[0]
     for part in parts[1:]:
-        if len(line) + 2 + len(part) <= WIDTH:
+        if len(line) + 2 + len(part) <= COLUMNS_MAX:
             line += "  " + part
     return line
 
@@ -142,11 +156,3 @@ def baseline_line(view: LearnerView) -> str:
     """The state of the learner that trains alone."""
     return (f"one learner alone: own step {view.step:,}, loss {bits(view.loss)}, held out "
             f"{bits(view.held_out)}")
-
-
-def bits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def rate(view: LearnerView) -> str:
-    return "-" if view.tokens_per_s is None else f"{view.tokens_per_s:,.0f}"

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from syncer.demo import corpus, settings
-from syncer.demo.model import SHAPES, ByteModel, even_windows
-from syncer.demo.training import digest
+from syncer.demo import settings
+from syncer.demo.model import corpus
+from syncer.demo.model.byte_model import SHAPES, ByteModel, even_windows
+from syncer.demo.model.trainer import digest
 from syncer.errors import SyncerError
 from syncer.learner.partition import build_layout
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from syncer.demo.model.byte_model import ByteArray
 from syncer.errors import ConfigError
 
 CORPUS_BYTES_MAX = 12 << 20
@@ -40,9 +41,9 @@ FILE_END = b"\0"
 class Corpus(NamedTuple):
     """What one learner reads. Both arrays are one-dimensional uint8."""
 
-    shard: np.ndarray
+    shard: ByteArray
     """Training bytes of this learner."""
-    held_out: np.ndarray
+    held_out: ByteArray
     """Bytes that no learner trains on; the same array for every learner."""
     files: int
     """Files in the whole corpus, held-out ones included."""

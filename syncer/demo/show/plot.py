@@ -5,19 +5,22 @@ Needs matplotlib, draws without a display, and must not be imported unless a pic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
-from syncer.demo.outcome import Outcome
+from syncer.demo.show.outcome import Baseline, RunOutcome
 from syncer.errors import ConfigError
 
 MARKS = {"join": ("^", "tab:green", "joined"), "loss": ("X", "tab:red", "lost")}
 LEARNERS_IN_LEGEND = 8
 
 
-def draw(path: str, outcome: Outcome) -> None:
+def draw(path: str, outcome: RunOutcome) -> None:
     """Writes the picture to `path`. Raises ConfigError when the file cannot be written."""
     figure, (loss, merges) = plt.subplots(
         2, 1, sharex=True, figsize=(9, 6), layout="constrained",
@@ -33,14 +36,14 @@ def draw(path: str, outcome: Outcome) -> None:
         plt.close(figure)
 
 
-def title(outcome: Outcome) -> str:
+def title(outcome: RunOutcome) -> str:
     """What ran, in one line."""
     plan = outcome.plan
     return (f"{plan['learners']} learners, {outcome.outer_steps} outer steps in "
             f"{outcome.training_s:.0f} s, {plan['dtype']} on the wire")
 
 
-def draw_loss(axes, outcome: Outcome) -> None:
+def draw_loss(axes: Axes, outcome: RunOutcome) -> None:
     """Training loss pale, held-out loss strong, the merged model as a star at the end."""
     for each in outcome.learners:
         colour = f"C{each.learner % 10}"
@@ -59,9 +62,9 @@ def draw_loss(axes, outcome: Outcome) -> None:
     for happening in outcome.happenings:
         if happening["what"] in MARKS and happening["t_s"] > 0:
             axes.axvline(happening["t_s"], color=MARKS[happening["what"]][1], linestyle=":")
-    if outcome.baseline_curve:
-        axes.plot(*columns(baseline_points(outcome)), color="black", linestyle="--",
-                  linewidth=1.4, label="one alone, at the same own step")
+    if outcome.baseline is not None and outcome.baseline_curve:
+        axes.plot(*columns(baseline_points(outcome, outcome.baseline)), color="black",
+                  linestyle="--", linewidth=1.4, label="one alone, at the same own step")
     if outcome.merged is not None:
         axes.plot([outcome.training_s], [outcome.merged], "*", color="black", markersize=12,
                   label=f"merged model: {outcome.merged:.3f}", zorder=5)
@@ -71,14 +74,15 @@ def draw_loss(axes, outcome: Outcome) -> None:
     axes.legend(fontsize=8)
 
 
-def draw_merges(axes, outcome: Outcome) -> None:
+def draw_merges(axes: Axes, outcome: RunOutcome) -> None:
     """One row per learner: a tick for each merge that holds its delta, and its joins and losses."""
     for each in outcome.learners:
         times = [m["t_s"] for m in outcome.merges if each.learner in m["responded"]]
         axes.eventplot(times, lineoffsets=each.learner, linelengths=0.7, linewidths=0.7,
                        colors=f"C{each.learner % 10}")
     for what, (marker, colour, label) in MARKS.items():
-        points = [(h["t_s"], h["learner"]) for h in outcome.happenings if h["what"] == what]
+        points = [(h["t_s"], h["learner"]) for h in outcome.happenings
+                  if h["what"] == what and h["learner"] is not None]
         if not points:
             continue
         axes.plot(*columns(points), marker, color=colour, markersize=8, label=label, zorder=5,
@@ -91,20 +95,20 @@ def draw_merges(axes, outcome: Outcome) -> None:
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def baseline_points(outcome: Outcome) -> list[tuple[float, float]]:
+def baseline_points(outcome: RunOutcome, baseline: Baseline) -> list[tuple[float, float]]:
     """Held-out loss of the learner that trained alone, put where learner 0 was as far.
 
     It had the machine to itself, so its own clock would compare something else.
     """
     reached = [(p["step"], p["t_s"]) for p in outcome.curve if p["learner"] == 0]
-    points = [(0.0, outcome.baseline["before"])]
+    points = [] if baseline["before"] is None else [(0.0, baseline["before"])]
     for point in outcome.baseline_curve:
         later = [t_s for step, t_s in reached if step >= point["step"]]
         if point["held_out"] is not None and later:
             points.append((later[0], point["held_out"]))
-    return [*points, (outcome.training_s, outcome.baseline["held_out"])]
+    return [*points, (outcome.training_s, baseline["held_out"])]
 
 
-def columns(points) -> tuple[list, list]:
+def columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     """A list of pairs as two lists."""
     return [x for x, _ in points], [y for _, y in points]

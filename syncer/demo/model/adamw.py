@@ -1,4 +1,4 @@
-"""AdamW over one flat parameter array; must not know the model or the learner around it.
+"""AdamW over one flat parameter array; must not know the learner around it.
 
 Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (arXiv 1711.05101), algorithm 2:
 
@@ -9,6 +9,8 @@ Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (arXiv 1711.05101
 from __future__ import annotations
 
 import numpy as np
+
+from syncer.demo.model.byte_model import FloatArray
 
 
 class AdamW:
@@ -25,7 +27,7 @@ class AdamW:
         self._work = np.empty(numel, np.float32)
         self._update = np.empty(numel, np.float32)
 
-    def step(self, parameters: np.ndarray, gradient: np.ndarray, lr: float) -> None:
+    def step(self, parameters: FloatArray, gradient: FloatArray, lr: float) -> None:
         """Moves `parameters` (f32, flat) one step along `gradient` (same shape, kept as it is)."""
         self.steps += 1
         m, v, work, update = self._m, self._v, self._work, self._update

@@ -1,21 +1,21 @@
 """The closing table of a run: plain text, at most 80 columns, nothing but figures and sentences.
 
-Must not compute figures: it shows an `Outcome`.
+Must not compute figures: it shows a `RunOutcome`.
 """
 
 from __future__ import annotations
 
 import textwrap
 
-from syncer.demo.outcome import LearnerRow, Outcome
+from syncer.demo.show.outcome import Baseline, LearnerRow, LossOutcome, RunOutcome, ServerTotals
+from syncer.demo.show.text import COLUMNS_MAX, bits, rate, size
 
-WIDTH = 80
 COLUMNS = (("", 13), ("before", 8), ("own", 8), ("merged", 8), ("own steps", 11),
            ("tokens/s", 10), ("sent", 10), ("received", 10))
 """Headings and widths; the first column is flush left, the others flush right."""
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: RunOutcome) -> str:
     """The whole closing text."""
     lines = [f"{'':13}{'held-out bits per byte':>24}{'':>11}{'':>10}{'on the wire':>20}".rstrip(),
              row(*(title for title, _ in COLUMNS))]
@@ -27,15 +27,15 @@ def render(outcome: Outcome) -> str:
                          f"{outcome.baseline['steps']:,}"))
     lines.append("")
     for sentence in sentences(outcome):
-        lines += textwrap.wrap(sentence, WIDTH)
+        lines += textwrap.wrap(sentence, COLUMNS_MAX)
     return "\n".join(lines)
 
 
 def learner_line(each: LearnerRow) -> str:
     """One learner; "-" where it did not live to tell."""
-    rate = "-" if each.tokens_per_s is None else f"{each.tokens_per_s:,.0f}"
     return row(f"learner {each.learner}", bits(each.before), bits(each.own), bits(each.merged),
-               f"{each.steps:,}", rate, size(each.bytes_sent), size(each.bytes_received))
+               f"{each.steps:,}", rate(each.tokens_per_s), size(each.bytes_sent),
+               size(each.bytes_received))
 
 
 def row(*cells: str) -> str:
@@ -46,29 +46,29 @@ def row(*cells: str) -> str:
     return text.rstrip()
 
 
-def sentences(outcome: Outcome) -> list[str]:
+def sentences(outcome: RunOutcome) -> list[str]:
     """What the figures mean, one sentence or two for each thing there is to say."""
     said = [ending(outcome)]
     if outcome.server is not None:
-        said.append(server_line(outcome))
+        said.append(server_line(outcome.server, outcome.training_s))
     peaks = [each.peak_rss_bytes for each in outcome.learners if each.peak_rss_bytes]
     if peaks:
         said.append(f"Learners: peak memory {size(max(peaks))}.")
     if outcome.loss is not None:
         said.append(loss_line(outcome.loss))
     if outcome.baseline is not None and outcome.merged is not None:
-        said.append(baseline_line(outcome))
+        said.append(baseline_line(outcome.baseline, outcome.merged))
     said += [f"Problem: {problem}." for problem in outcome.problems]
     return said
 
 
-def ending(outcome: Outcome) -> str:
+def ending(outcome: RunOutcome) -> str:
     """How the run ended and whose parameters were measured."""
     total = outcome.plan["total_steps"]
     ran = f"{outcome.outer_steps} of {total} outer steps in {outcome.training_s:.1f} s"
     if outcome.merged_from is None:
         return f"Stopped ({outcome.ended}) after {ran}: nothing was merged yet."
-    if outcome.merged_from == "final state":
+    if outcome.merged_from == "final state" and outcome.merged_sha256 is not None:
         same = sum(each.holds_final_cut for each in outcome.learners)
         return (f"{ran}. {same} of {len(outcome.learners)} learners ended with exactly the "
                 f"server's parameters (sha256 {outcome.merged_sha256[:12]}).")
@@ -76,16 +76,15 @@ def ending(outcome: Outcome) -> str:
             f"{outcome.merged_from} had received.")
 
 
-def server_line(outcome: Outcome) -> str:
+def server_line(server: ServerTotals, training_s: float) -> str:
     """What the server needed."""
-    server = outcome.server
-    share = 100 * server["cpu_seconds"] / max(outcome.training_s, 1e-9)
+    share = 100 * server["cpu_seconds"] / max(training_s, 1e-9)
     return (f"Server: CPU time {server['cpu_seconds']:.1f} s ({share:.0f} % of one core), peak "
             f"memory {size(server['peak_rss_bytes'])}, received {size(server['bytes_received'])}, "
             f"sent {size(server['bytes_sent'])}.")
 
 
-def loss_line(loss: dict) -> str:
+def loss_line(loss: LossOutcome) -> str:
     """What --kill-one did and what became of it."""
     text = (f"Learner {loss['learner']} was killed at {loss['t_s']:.1f} s after outer step "
             f"{loss['step']}. {loss['merges_without_it']} merges went on without it.")
@@ -97,24 +96,10 @@ def loss_line(loss: dict) -> str:
     return text + f" and took part again from outer step {loss['took_part_again_in']}."
 
 
-def baseline_line(outcome: Outcome) -> str:
+def baseline_line(baseline: Baseline, merged: float) -> str:
     """The comparison that --baseline asks for."""
-    alone, merged = outcome.baseline["held_out"], outcome.merged
+    alone = baseline["held_out"]
     verdict = "below" if merged < alone else "NOT below"
-    return (f"With {outcome.baseline['steps']:,} own steps one learner alone reaches "
+    return (f"With {baseline['steps']:,} own steps one learner alone reaches "
             f"{alone:.3f} bits per byte; the merged model reaches {merged:.3f}, "
             f"{abs(alone - merged):.3f} {verdict if merged < alone else verdict + ' it'}.")
-
-
-def bits(value: float | None) -> str:
-    """Bits per byte, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that leaves at most four digits; powers of ten."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"

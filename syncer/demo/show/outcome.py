@@ -8,14 +8,55 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-from syncer.demo import merged
-from syncer.demo.plan import Plan
-from syncer.demo.watch import KILLED, LearnerView, Watch
+from syncer.demo.model import merged
+from syncer.demo.run_plan import RunPlan
+from syncer.demo.show.watch import (
+    KILLED,
+    BaselinePoint,
+    CurvePoint,
+    Happening,
+    LearnerView,
+    MergePoint,
+    Watch,
+)
 from syncer.errors import ConfigError
 
 FORMAT = "syncer-demo-v1"
+
+
+class ServerTotals(TypedDict):
+    """The server's own closing figures."""
+
+    bytes_received: int
+    bytes_sent: int
+    cpu_seconds: float
+    peak_rss_bytes: int
+    commits: int
+
+
+class LossOutcome(TypedDict):
+    """A `Loss`, and what the tape says about it."""
+
+    learner: int
+    step: int
+    t_s: float
+    return_step: int | None
+    return_s: float | None
+    took_part_again_in: int | None
+    """The first outer step with its delta after the return."""
+    merges_without_it: int
+    returned: bool
+
+
+class Baseline(TypedDict):
+    """The learner that trained alone. Bits per byte."""
+
+    steps: int
+    before: float | None
+    held_out: float
+    seconds: float
 
 
 class Loss(NamedTuple):
@@ -54,7 +95,7 @@ class LearnerRow:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """Everything a run has to show; `asdict` of it is the JSON file."""
 
     plan: dict[str, Any]
@@ -69,16 +110,15 @@ class Outcome:
     """"final state" (the server's file) or "learner N" (the newest broadcasts it held)."""
     merged_sha256: str | None
     learners: list[LearnerRow]
-    server: dict[str, Any] | None
-    """The server's totals: bytes_received, bytes_sent, cpu_seconds, peak_rss_bytes, commits."""
-    loss: dict[str, Any] | None
-    """What --kill-one did, and what the tape says about it."""
-    baseline: dict[str, Any] | None = None
+    server: ServerTotals | None
+    loss: LossOutcome | None
+    """What --kill-one did."""
+    baseline: Baseline | None = None
     problems: list[str] = field(default_factory=list)
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    baseline_curve: list[dict[str, Any]] = field(default_factory=list)
-    merges: list[dict[str, Any]] = field(default_factory=list)
-    happenings: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
+    baseline_curve: list[BaselinePoint] = field(default_factory=list)
+    merges: list[MergePoint] = field(default_factory=list)
+    happenings: list[Happening] = field(default_factory=list)
 
     @property
     def failed(self) -> bool:
@@ -86,7 +126,8 @@ class Outcome:
         return bool(self.problems)
 
 
-def collect(plan: Plan, watch: Watch, final_state: Path, ended: str, loss: Loss | None) -> Outcome:
+def collect(plan: RunPlan, watch: Watch, final_state: Path, ended: str,
+            loss: Loss | None) -> RunOutcome:
     """The outcome of a run whose processes have ended; measures the final state if there is one."""
     problems = [h["text"] for h in watch.happenings
                 if h["what"] == "loss" and "unexpectedly" in h["text"]]
@@ -95,11 +136,11 @@ def collect(plan: Plan, watch: Watch, final_state: Path, ended: str, loss: Loss 
         measured = merged.measure_final_state(final_state)
         bits, sha256, source = measured.bits_per_byte, measured.sha256, "final state"
     else:
-        ends = [v for v in watch.learners if v.end and v.end["merged"] is not None]
+        ends = [v.end for v in watch.learners if v.end and v.end["merged"] is not None]
         if ends:
-            newest = max(ends, key=lambda v: (sum(v.end["versions"]), -v.learner))
-            bits, sha256 = newest.end["merged"], newest.end["sha256"]
-            source = f"learner {newest.learner}"
+            newest = max(ends, key=lambda end: (sum(end["versions"]), -end["learner"]))
+            bits, sha256 = newest["merged"], newest["sha256"]
+            source = f"learner {newest['learner']}"
     rows = [learner_row(view, watch, sha256 if source == "final state" else None)
             for view in watch.learners]
     if source == "final state":
@@ -109,7 +150,7 @@ def collect(plan: Plan, watch: Watch, final_state: Path, ended: str, loss: Loss 
         late = None if loss is None else loss.learner
         problems += [f"learner {row.learner} did not report the final cut"
                      for row in rows if row.merged is None and row.learner != late]
-    return Outcome(
+    return RunOutcome(
         plan=plan._asdict() | {"total_steps": plan.total_steps}, ended=ended,
         training_s=watch.training_s, outer_steps=watch.outer_step,
         before=next((row.before for row in rows if row.before is not None), None), merged=bits,
@@ -131,12 +172,17 @@ def learner_row(view: LearnerView, watch: Watch, final_sha256: str | None) -> Le
         bytes_received=received, peak_rss_bytes=end.get("peak_rss_bytes"))
 
 
-def server_totals(watch: Watch) -> dict[str, Any] | None:
-    names = ("bytes_received", "bytes_sent", "cpu_seconds", "peak_rss_bytes", "commits")
-    return watch.totals and {name: watch.totals[name] for name in names}
+def server_totals(watch: Watch) -> ServerTotals | None:
+    """Out of the server's closing line, if it came to one."""
+    said = watch.totals
+    if said is None:
+        return None
+    return {"bytes_received": said["bytes_received"], "bytes_sent": said["bytes_sent"],
+            "cpu_seconds": said["cpu_seconds"], "peak_rss_bytes": said["peak_rss_bytes"],
+            "commits": said["commits"]}
 
 
-def describe_loss(loss: Loss | None, watch: Watch) -> dict[str, Any] | None:
+def describe_loss(loss: Loss | None, watch: Watch) -> LossOutcome | None:
     """What --kill-one did, with the merges that went on without the learner."""
     if loss is None:
         return None
@@ -145,19 +191,23 @@ def describe_loss(loss: Loss | None, watch: Watch) -> dict[str, Any] | None:
         back = watch.first_merge_with(loss.learner, loss.return_step)
     end = len(watch.merges) if back is None else back - 1
     without = [step for step in watch.merges_without(loss.learner) if loss.step < step <= end]
-    return loss._asdict() | {"took_part_again_in": back, "merges_without_it": len(without),
-                             "returned": watch.learners[loss.learner].state != KILLED}
+    return {"learner": loss.learner, "step": loss.step, "t_s": loss.t_s,
+            "return_step": loss.return_step, "return_s": loss.return_s,
+            "took_part_again_in": back, "merges_without_it": len(without),
+            "returned": watch.learners[loss.learner].state != KILLED}
 
 
-def add_baseline(outcome: Outcome, watch: Watch) -> None:
-    """The learner that trained alone, from its last record."""
-    end = watch.baseline.end
-    outcome.baseline = {"steps": end["step"], "before": watch.baseline.before,
-                        "held_out": end["own"], "seconds": end["seconds"]}
+def add_baseline(outcome: RunOutcome, watch: Watch, view: LearnerView) -> bool:
+    """The learner that trained alone, from its last record; False if it never wrote one."""
+    if view.end is None:
+        return False
+    outcome.baseline = {"steps": view.end["step"], "before": view.before,
+                        "held_out": view.end["own"], "seconds": view.end["seconds"]}
     outcome.baseline_curve = watch.baseline_curve
+    return True
 
 
-def write_json(path: str, outcome: Outcome) -> None:
+def write_json(path: str, outcome: RunOutcome) -> None:
     """Writes the whole outcome. Raises ConfigError when the file cannot be written."""
     try:
         Path(path).write_text(json.dumps({"format": FORMAT, **asdict(outcome)}, indent=1) + "\n",

@@ -1,23 +1,21 @@
 """The training loop of one demo learner, with a server or alone; the heavy half of learner.py.
 
-Must not parse flags or own the process: it is given a report to write to and a `Stop` to obey.
+Must not parse flags or own the process: it is given a report to write to and a `StopRequest` to
+obey.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import time
 from typing import NamedTuple
 
-import numpy as np
-
-from syncer.demo import corpus, settings
-from syncer.demo.adamw import AdamW
-from syncer.demo.model import NUMEL, ByteModel, even_windows, sample_windows
-from syncer.demo.report import JsonReport, ReadableReport
-from syncer.demo.stop import Stop
+from syncer.demo import settings
+from syncer.demo.model.byte_model import NUMEL
+from syncer.demo.model.trainer import Trainer, digest
+from syncer.demo.processes.report import Report
+from syncer.demo.processes.stop import StopRequest
 from syncer.learner import Learner
 
 
@@ -32,51 +30,15 @@ class Task(NamedTuple):
     dtype: str
     server: str | None
     """"host:port", or None to train alone."""
-    steps: int | None
-    """Own steps to take alone."""
+    steps: int
+    """Own steps to take alone; without a meaning when there is a server."""
     connect_timeout_s: float
-
-
-class Trainer:
-    """Model, optimizer and text of one learner.
-
-    Every learner of a run starts from the same parameters (`seed`) and draws its own batches.
-    """
-
-    def __init__(self, task: Task):
-        self.shard = task.learner % task.shards
-        self.text = corpus.load(self.shard, task.shards)
-        self.model = ByteModel(task.seed)
-        self.optimizer = AdamW(NUMEL)
-        self.step = task.first_step
-        self.tokens = 0
-        self._rng = np.random.default_rng([task.seed, task.learner, task.first_step])
-        self._held_out = even_windows(self.text.held_out, settings.EVALUATION_WINDOWS)
-        self._glance = even_windows(self.text.held_out, settings.GLANCE_WINDOWS)
-
-    def train(self) -> float:
-        """One own step; returns the bits per byte of its batch before it."""
-        self.step += 1
-        self.tokens += settings.BATCH
-        windows = sample_windows(self.text.shard, settings.BATCH, self._rng)
-        bits = self.model.loss_and_gradient(windows)
-        rate = settings.learning_rate(self.step)
-        self.optimizer.step(self.model.flat, self.model.gradient, rate)
-        return bits
-
-    def evaluate(self) -> float:
-        """Bits per held-out byte, over the same windows in every learner and every run."""
-        return self.model.bits_per_byte(self._held_out)
-
-    def glance(self) -> float:
-        """The same over fewer windows, for a point of the curve."""
-        return self.model.bits_per_byte(self._glance)
 
 
 class Pace:
     """Writes a progress record every now and then, and keeps the loss smooth in between."""
 
-    def __init__(self, trainer: Trainer, report: JsonReport | ReadableReport, task: Task,
+    def __init__(self, trainer: Trainer, report: Report, task: Task,
                  learner: Learner | None):
         self.trainer, self.report, self.task, self.learner = trainer, report, task, learner
         self.start = time.monotonic()
@@ -111,23 +73,24 @@ class Pace:
         return time.monotonic() - self.start
 
 
-def run(task: Task, report: JsonReport | ReadableReport, stop: Stop) -> int:
+def run(task: Task, report: Report, stop: StopRequest) -> int:
     """Trains until the final cut, the given number of steps or a signal; returns the exit status.
 
     Raises SyncerError when the server refuses, and ConfigError when there is no text to train on.
     """
-    trainer = Trainer(task)
+    trainer = Trainer(learner=task.learner, shards=task.shards, seed=task.seed,
+                      first_step=task.first_step)
     report.write("start", learner=task.learner, pid=os.getpid(), shard=trainer.shard,
                  shards=task.shards, shard_bytes=len(trainer.text.shard), parameters=NUMEL,
                  bits_per_byte=trainer.evaluate())
     if task.server is None:
         train_alone(task, trainer, report, stop)
     else:
-        train_together(task, trainer, report, stop)
+        train_together(task, task.server, trainer, report, stop)
     return stop.exit_status
 
 
-def train_alone(task: Task, trainer: Trainer, report, stop: Stop) -> None:
+def train_alone(task: Task, trainer: Trainer, report: Report, stop: StopRequest) -> None:
     """The same loop without a server: what one learner reaches by itself."""
     pace = Pace(trainer, report, task, None)
     last = task.first_step + task.steps
@@ -138,7 +101,8 @@ def train_alone(task: Task, trainer: Trainer, report, stop: Stop) -> None:
         own=trainer.evaluate(), merged=None, versions=None, sha256=None, **pace.wire())
 
 
-def train_together(task: Task, trainer: Trainer, report, stop: Stop) -> None:
+def train_together(task: Task, server: str, trainer: Trainer, report: Report,
+                   stop: StopRequest) -> None:
     """Joins the server, trains until the final cut and takes it over.
 
     Before its first own step the learner takes over the merged parameters as they are: half of a
@@ -146,11 +110,11 @@ def train_together(task: Task, trainer: Trainer, report, stop: Stop) -> None:
     """
     with stop.ends_wait():
         learner = Learner(
-            trainer.model.parameters, task.server, learner_id=task.learner, dtype=task.dtype,
+            trainer.model.parameters, server, learner_id=task.learner, dtype=task.dtype,
             fragments=settings.FRAGMENTS, alpha=settings.ALPHA, num_streams=settings.NUM_STREAMS,
             connect_timeout_s=task.connect_timeout_s)
     with learner:
-        report.write("connected", learner=task.learner, server=task.server)
+        report.write("connected", learner=task.learner, server=server)
         with stop.ends_wait():
             status = learner.adopt()
         pace = Pace(trainer, report, task, learner)
@@ -170,13 +134,8 @@ def train_together(task: Task, trainer: Trainer, report, stop: Stop) -> None:
             sha256=digest(trainer.model.flat), **pace.wire())
 
 
-def ending(trainer: Trainer, pace: Pace, task: Task, how: str) -> dict:
+def ending(trainer: Trainer, pace: Pace, task: Task, how: str) -> dict[str, object]:
     """The part of the last record that every way to end has."""
     return {"learner": task.learner, "how": how, "step": trainer.step, "tokens": trainer.tokens,
             "seconds": pace.seconds,
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-
-
-def digest(flat: np.ndarray) -> str:
-    """SHA-256 of all parameters as little-endian f32, in the order of `model.SHAPES`."""
-    return hashlib.sha256(flat.astype("<f4", copy=False).tobytes()).hexdigest()

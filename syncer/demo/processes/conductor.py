@@ -1,6 +1,6 @@
 """`syncer demo` from start to end: the processes, the clock, the loss on purpose, the baseline.
 
-Decides and acts; what is known stands in watch.py, how it looks in screen.py and table.py.
+Decides and acts; what is known stands in show/watch.py, how it looks in the rest of show/.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from syncer.demo import outcome as outcomes
-from syncer.demo import table
-from syncer.demo.fleet import Child, Exited, Fleet
-from syncer.demo.plan import Plan
-from syncer.demo.screen import open_screen
-from syncer.demo.stop import Stop, Stopped
-from syncer.demo.watch import FAILED, KILLED, LearnerView, TapeReader, Watch, parse
+from syncer.demo.processes.fleet import Child, Exited, Fleet
+from syncer.demo.processes.stop import Stopped, StopRequest
+from syncer.demo.run_plan import RunPlan
+from syncer.demo.show import outcome as outcomes
+from syncer.demo.show import table
+from syncer.demo.show.outcome import Loss, RunOutcome
+from syncer.demo.show.screen import open_screen
+from syncer.demo.show.watch import FAILED, KILLED, LearnerView, TapeReader, Watch, parse
 from syncer.errors import ConfigError, SyncerError
 
 POLL_S = 0.1
@@ -33,25 +35,25 @@ class DemoFailed(SyncerError):
     """A process of the run ended in a way that leaves nothing to show."""
 
 
-def run(plan: Plan) -> int:
+def run(plan: RunPlan) -> int:
     """Runs the whole demo; returns the exit status: 0 done, 1 failed, 130/143/129 stopped.
 
     Raises DemoFailed or ConfigError with one sentence when there is nothing to show.
     """
-    stop = Stop(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    stop = StopRequest(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
         with tempfile.TemporaryDirectory(prefix="syncer-demo-") as scratch, Fleet() as fleet:
-            return Demo(plan, fleet, Path(scratch), stop).run()
+            return Conductor(plan, fleet, Path(scratch), stop).run()
     except Stopped:
         return stop.exit_status
     finally:
         stop.restore()
 
 
-class Demo:
+class Conductor:
     """One run. `scratch` is a directory of its own for the tape and the final state."""
 
-    def __init__(self, plan: Plan, fleet: Fleet, scratch: Path, stop: Stop):
+    def __init__(self, plan: RunPlan, fleet: Fleet, scratch: Path, stop: StopRequest):
         self.plan, self.fleet, self.stop = plan, fleet, stop
         self.watch = Watch(plan.learners, plan.total_steps)
         self.final_state = scratch / "final.state"
@@ -59,7 +61,7 @@ class Demo:
         self.screen = open_screen()
         self.server: Child | None = None
         self.learners: dict[int, Child] = {}
-        self.loss: outcomes.Loss | None = None
+        self.loss: Loss | None = None
         self.baseline: Child | None = None
 
     def run(self) -> int:
@@ -75,7 +77,7 @@ class Demo:
         if self.plan.json:
             outcomes.write_json(self.plan.json, outcome)
         if self.plan.plot:
-            from syncer.demo import plot  # noqa: PLC0415  needs matplotlib
+            from syncer.demo.show import plot  # noqa: PLC0415  needs matplotlib
 
             plot.draw(self.plan.plot, outcome)
         return self.stop.exit_status or int(outcome.failed)
@@ -83,25 +85,25 @@ class Demo:
     # ---------------------------------------------------------------------------------- training
     def _train(self) -> str:
         """From the first process to the last record; returns how it ended."""
-        self.server = self.fleet.start("server", "syncer.server", self.plan.server_arguments(
-            str(self.final_state), str(self.tape.path)))
+        words = self.plan.server_arguments(str(self.final_state), str(self.tape.path))
+        server = self.server = self.fleet.start("server", "syncer.server", words)
         begun_s = time.monotonic()
-        while self.server.alive:
+        while server.alive:
             self._pump()
             if self.stop.asked:
-                return self._stop_all(INTERRUPTED)
+                return self._stop_all(server, INTERRUPTED)
             if self.watch.port is not None and not self.learners:
                 for learner in range(self.plan.learners):
                     self._start_learner(learner)
             if not self.watch.training and time.monotonic() - begun_s > START_TIMEOUT_S:
                 raise DemoFailed(f"the learners did not all join within {START_TIMEOUT_S:.0f} s")
             if self._budget_is_used_up():
-                return self._stop_all(TIME_BUDGET)
+                return self._stop_all(server, TIME_BUDGET)
             if self.plan.kill_one:
                 self._kill_and_return()
             self._check_learners()
-        if self.server.status != 0:
-            raise DemoFailed(f"the server ended with status {self.server.status}: "
+        if server.status != 0:
+            raise DemoFailed(f"the server ended with status {server.status}: "
                              f"{last_words(self.watch.complaints)}")
         for learner, child in self.learners.items():
             if learner not in self.watch.finalized:  # it would go on looking for the server
@@ -113,6 +115,7 @@ class Demo:
     def _start_learner(self, learner: int) -> None:
         view = self.watch.learners[learner]
         view.started()
+        assert self.watch.port is not None  # nobody is started before the server listens
         self.learners[learner] = self.fleet.start(
             "learner", "syncer.demo.learner",
             self.plan.learner_arguments(learner, self.watch.port, view.step), learner)
@@ -127,16 +130,18 @@ class Demo:
         """--kill-one: SIGKILL for the last learner half-way, a new process a few merges later."""
         watch = self.watch
         victim = self.plan.learners - 1
-        if self.loss is None and watch.outer_step >= self.plan.kill_at:
+        loss = self.loss
+        if loss is None:
+            if watch.outer_step < self.plan.kill_at:
+                return
             self.learners[victim].send(signal.SIGKILL)
             watch.learners[victim].lost()
-            self.loss = outcomes.Loss(victim, watch.outer_step, watch.now_s())
+            self.loss = Loss(victim, watch.outer_step, watch.now_s())
             watch.happened("loss", f"learner {victim} killed (SIGKILL) after outer step "
                            f"{watch.outer_step}", victim)
-            return
-        away = self.loss is not None and self.loss.return_s is None
-        if away and watch.outer_step >= self.plan.return_at and not self.learners[victim].alive:
-            self.loss = self.loss._replace(return_step=watch.outer_step, return_s=watch.now_s())
+        elif (loss.return_s is None and watch.outer_step >= self.plan.return_at
+                and not self.learners[victim].alive):
+            self.loss = loss._replace(return_step=watch.outer_step, return_s=watch.now_s())
             watch.happened("note", f"learner {victim} started again after outer step "
                            f"{watch.outer_step}", victim)
             self._start_learner(victim)
@@ -151,31 +156,31 @@ class Demo:
             raise error(text if error is ConfigError else
                         f"learner {child.learner} ended with status {child.status}: {text}")
 
-    def _stop_all(self, how: str) -> str:
+    def _stop_all(self, server: Child, how: str) -> str:
         """Ends the run before its last merge: learners measure what they hold, then the server."""
         self.watch.end_training()
         for child in self.learners.values():
             child.send(signal.SIGTERM)
         self._pump_until(lambda: not any(c.alive for c in self.learners.values()), STOP_TIMEOUT_S)
-        self.server.send(signal.SIGTERM)
-        self._pump_until(lambda: not self.server.alive, STOP_TIMEOUT_S)
+        server.send(signal.SIGTERM)
+        self._pump_until(lambda: not server.alive, STOP_TIMEOUT_S)
         return how
 
     # ---------------------------------------------------------------------------------- baseline
-    def _train_alone(self, outcome: outcomes.Outcome) -> None:
+    def _train_alone(self, outcome: RunOutcome) -> None:
         """One learner with as many own steps as the busiest of the run, and no server."""
         steps = max(row.steps for row in outcome.learners)
-        self.watch.baseline = LearnerView(0)
+        view = self.watch.baseline = LearnerView(0)
         self.watch.happened("note", f"one learner alone now takes the same {steps:,} own steps")
-        self.baseline = self.fleet.start("baseline", "syncer.demo.learner",
-                                         self.plan.baseline_arguments(steps), 0)
-        while self.baseline.alive and not self.stop.asked:
+        alone = self.baseline = self.fleet.start("baseline", "syncer.demo.learner",
+                                                 self.plan.baseline_arguments(steps), 0)
+        while alone.alive and not self.stop.asked:
             self._pump()
-        if not self.stop.asked:
-            if self.baseline.status != 0:
-                raise DemoFailed(f"the baseline ended with status {self.baseline.status}: "
-                                 f"{last_words(self.baseline.complaints)}")
-            outcomes.add_baseline(outcome, self.watch)
+        if self.stop.asked:
+            return
+        if alone.status != 0 or not outcomes.add_baseline(outcome, self.watch, view):
+            raise DemoFailed(f"the baseline ended with status {alone.status}: "
+                             f"{last_words(alone.complaints)}")
 
     # ------------------------------------------------------------------------------------- pump
     def _pump(self) -> None:
@@ -187,30 +192,30 @@ class Demo:
                 self.watch.server_line(happened.text)
             elif happened.stream == "stdout" and happened.child is self.baseline:
                 self.watch.baseline_line(happened.text)
-            elif happened.stream == "stdout":
+            elif happened.stream == "stdout" and happened.child.learner is not None:
                 self.watch.learner_line(happened.child.learner, happened.text)
         for record in self.tape.read():
             self.watch.tape_record(record)
         self.screen.show(self.watch)
 
-    def _pump_until(self, reached, timeout_s: float) -> None:
+    def _pump_until(self, reached: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not reached() and time.monotonic() < deadline_s:
             self._pump()
 
     def _exited(self, exited: Exited) -> None:
-        child = exited.child
-        if child.role != "learner" or self.learners.get(child.learner) is not child:
+        child, learner = exited.child, exited.child.learner
+        if child.role != "learner" or learner is None or self.learners.get(learner) is not child:
             return
-        view = self.watch.learners[child.learner]
+        view = self.watch.learners[learner]
         asked = self.stop.asked or exited.status == 128 + signal.SIGTERM
         if view.end is None and view.state != KILLED and not asked:
             view.state = FAILED
-            self.watch.happened("loss", f"learner {child.learner} ended unexpectedly with status "
-                                f"{exited.status}: {last_words(child.complaints)}", child.learner)
+            self.watch.happened("loss", f"learner {learner} ended unexpectedly with status "
+                                f"{exited.status}: {last_words(child.complaints)}", learner)
 
 
-def last_words(lines) -> str:
+def last_words(lines: Sequence[str]) -> str:
     """The last thing a process complained about, as one sentence."""
     if not lines:
         return "it said nothing"

@@ -17,9 +17,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, Protocol
 
 from syncer.demo import settings
+
+
+class Report(Protocol):
+    """Where a learner tells what it does."""
+
+    interval_s: float
+    """Seconds between two progress records."""
+
+    def write(self, event: str, **values: Any) -> None:
+        """One record: `event`, and the values that belong to it."""
 
 
 class JsonReport:
@@ -36,7 +46,7 @@ class ReadableReport:
 
     interval_s = settings.REPORT_INTERVAL_READABLE_S
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._bits = float("nan")
 
     def write(self, event: str, **values: Any) -> None:
@@ -64,7 +74,7 @@ class ReadableReport:
                 f"per byte {self._bits:.3f} -> {v['own']:.3f}{merged}")
 
 
-def open_report(form: str) -> JsonReport | ReadableReport:
+def open_report(form: str) -> Report:
     """"json" for a parent process, anything else for people."""
     return JsonReport() if form == "json" else ReadableReport()
 

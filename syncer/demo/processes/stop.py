@@ -8,13 +8,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 class Stopped(Exception):
     """Raised out of a wait, or at the second signal, wherever the program is."""
 
 
-class Stop:
+class StopRequest:
     """Installed in the main thread until `restore`. `asked` is the signal number, or 0."""
 
     def __init__(self, *signals: int):
@@ -44,7 +45,7 @@ class Stop:
         finally:
             self._waiting = False
 
-    def _received(self, number: int, _frame) -> None:
+    def _received(self, number: int, _frame: FrameType | None) -> None:
         again = self.asked != 0
         self.asked = self.asked or number
         if again or self._waiting:

@@ -1,6 +1,6 @@
-"""Runs a module as a child that cannot outlive its parent: `python -m syncer.demo.tether`.
+"""Runs a module as a child that cannot outlive its parent.
 
-    python -m syncer.demo.tether PARENT_PID MODULE [ARGUMENT ...]
+    python -m syncer.demo.processes.tether PARENT_PID MODULE [ARGUMENT ...]
 
 Asks the kernel to kill this process when the parent is gone, even by SIGKILL, and becomes
 `python -m MODULE ARGUMENT ...`: the request survives `exec`. It must import little, since every
