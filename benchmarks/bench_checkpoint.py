@@ -30,8 +30,8 @@ from syncer.checkpoint.writer import write_checkpoint
 from syncer.kernels import sha256_pair
 from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
+from syncer.protocol import DTYPE_BF16, Msg
 from syncer.wire import encode
-from syncer.wire.constants import DTYPE_BF16, Msg
 from syncer.wire.messages import Push
 from tests.e2e.scripted import ScriptedLearner, ServerProcess, to_wire
 

@@ -23,7 +23,7 @@ from syncer import kernels
 from syncer.kernels import testing
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.merge import FragmentStore
-from syncer.wire.constants import tensor_bytes
+from syncer.protocol import tensor_bytes
 
 F32 = np.float32
 MIB = 1 << 20

@@ -28,7 +28,7 @@ from syncer.layout import RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.learner.client import Client  # noqa: E402
 from syncer.learner.fragment import Fragment  # noqa: E402
 from syncer.learner.session import Session  # noqa: E402
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, tensor_bytes  # noqa: E402
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, tensor_bytes  # noqa: E402
 
 MIB = 1024 * 1024
 ROUNDS = 15

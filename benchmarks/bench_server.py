@@ -33,13 +33,7 @@ from pairs import ratio  # noqa: E402
 from syncer.layout import AVG, RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.merge import FragmentStore  # noqa: E402
 from syncer.merge.buffers import BufferPool  # noqa: E402
-from syncer.server.conn import Channel, Group, configure  # noqa: E402
-from syncer.server.ingest import DECODERS, Ingest, Intake  # noqa: E402
-from syncer.server.loop import Loop  # noqa: E402
-from syncer.server.wire_version import WireVersion  # noqa: E402
-from syncer.server.workers import Workers  # noqa: E402
-from syncer.wire import encode, messages  # noqa: E402
-from syncer.wire.constants import (  # noqa: E402
+from syncer.protocol import (  # noqa: E402
     DTYPE_BF16,
     DTYPE_F32,
     DTYPES,
@@ -47,6 +41,12 @@ from syncer.wire.constants import (  # noqa: E402
     bulk_dtype,
     tensor_bytes,
 )
+from syncer.server.conn import Channel, Group, configure  # noqa: E402
+from syncer.server.ingest import DECODERS, Ingest, Intake  # noqa: E402
+from syncer.server.loop import Loop  # noqa: E402
+from syncer.server.wire_version import WireVersion  # noqa: E402
+from syncer.server.workers import Workers  # noqa: E402
+from syncer.wire import encode, messages  # noqa: E402
 from syncer.wire.frames import FrameReader  # noqa: E402
 from syncer.wire.hello import Hello  # noqa: E402
 from syncer.wire.limits import Limits  # noqa: E402

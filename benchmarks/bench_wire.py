@@ -23,8 +23,8 @@ import pytest  # noqa: E402
 from pairs import ratio  # noqa: E402
 
 from syncer.layout import RDA, FragmentLayout, Layout  # noqa: E402
+from syncer.protocol import CHUNK_SIZE, DTYPE_F32, HEADER_BYTES, MAGIC, Msg  # noqa: E402
 from syncer.wire import encode  # noqa: E402
-from syncer.wire.constants import CHUNK_SIZE, DTYPE_F32, HEADER_BYTES, MAGIC, Msg  # noqa: E402
 from syncer.wire.frames import FrameReader  # noqa: E402
 from syncer.wire.hello import Hello, parse_hello  # noqa: E402
 from syncer.wire.limits import Limits  # noqa: E402

@@ -14,8 +14,8 @@ import struct
 from dataclasses import dataclass, field, fields
 
 from syncer.errors import ConfigError
+from syncer.protocol import PROFILE_DOMAIN
 
-PROFILE_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
 LEARNER_WEIGHTS = ("tokens2-over-steps", "equal")
 DELTA_CORRECTIONS = ("heloco", "none")
 OUTER_OPTIMIZERS = ("nesterov", "delayed-nesterov", "sgd")

@@ -27,8 +27,8 @@ from syncer.config import (
     flag,
 )
 from syncer.errors import ConfigError
+from syncer.protocol import KEY_VARIABLES
 
-KEY_VARIABLES = ("SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY")
 OPEN_VARIABLE = "YETO_SYNCER_ALLOW_UNAUTHENTICATED"
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from syncer.checkpoint.files import FILES, Files
 from syncer.errors import CheckpointError
+from syncer.gather import advance
 
 PIECE_BYTES = 8 * 1024 * 1024
 """One write call. Pieces begin at multiples of it, whatever the sizes of the parts."""
@@ -145,15 +146,15 @@ class AtomicFile:
 
     def _write(self, parts: Sequence[memoryview], offset: int) -> int:
         total = sum(len(part) for part in parts)
-        if self.direct:
-            parts = self._aligned(parts, total)
+        rest: list[bytes | memoryview] = list(
+            self._aligned(parts, total) if self.direct else parts)
         done = 0
         while done < total:
-            count = self.files.write(self.descriptor, parts, offset + done)
+            count = self.files.write(self.descriptor, rest, offset + done)
             if count <= 0:
                 raise OSError(errno.EIO, "the file takes no more bytes")
             done += count
-            parts = _behind(parts, count)
+            advance(rest, count)
         return total
 
     def _aligned(self, parts: Sequence[memoryview], total: int) -> list[memoryview]:
@@ -257,15 +258,3 @@ class AtomicFile:
                               "leave --checkpoint-direct out", error.errno, call)
         return WriteError(f"{self.shown} could not be {what}: {error.strerror}; the file that was "
                           "there is unchanged", error.errno, call)
-
-
-def _behind(parts: Sequence[memoryview], count: int) -> list[memoryview]:
-    """The parts without their first `count` bytes."""
-    rest = []
-    for part in parts:
-        if count >= len(part):
-            count -= len(part)
-        else:
-            rest.append(part[count:])
-            count = 0
-    return rest

@@ -22,6 +22,7 @@ from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
 from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
 from syncer.kernels import sumsq
+from syncer.layout import MERGE_MODES
 from syncer.learner.partition import NamedLayout, layout_fingerprint, load_layout
 
 BLOCK = 16_384
@@ -100,7 +101,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         for version, numel in zip(facts.versions, facts.numels, strict=True)]
     if facts.layout is not None:
         for entry, fragment in zip(fragments, facts.layout.fragments, strict=True):
-            entry |= {"merge": ("avg", "rda", "iso")[fragment.merge_mode],
+            entry |= {"merge": MERGE_MODES[fragment.merge_mode],
                       "tensors": len(fragment.numels)}
     return {
         "path": checkpoint.path, "format": checkpoint.format, "bytes": checkpoint.size,

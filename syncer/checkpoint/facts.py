@@ -19,7 +19,6 @@ SAFETENSORS, YETO_V3 = "safetensors", "yeto-v3"
 FORMATS = (SAFETENSORS, YETO_V3)
 STATES = ((), ("momentum",), ("momentum", "accumulator"))
 """Optimizer arrays a file may hold, in file order."""
-HASH_BYTES = 32
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
 Ledger = Mapping[int, tuple[int, int, int]]
 """learner id -> (merges, steps, tokens)."""

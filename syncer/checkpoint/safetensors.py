@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syncer.checkpoint.facts import (
-    HASH_BYTES,
     STATES,
     U32_MAX,
     U64_MAX,
@@ -27,6 +26,7 @@ from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError
 from syncer.kernels import Sha256, sha256
 from syncer.layout import ISO, MERGE_MODES, FragmentLayout, Layout
+from syncer.protocol import HASH_BYTES
 
 FORMAT, FORMAT_VERSION = "syncer-checkpoint", "1"
 FIELDS = ("format", "format_version", "global_step", "versions", "ledger", "optimizer", "layout",

@@ -16,9 +16,10 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from syncer.checkpoint.facts import HASH_BYTES, Facts
+from syncer.checkpoint.facts import Facts
 from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError
+from syncer.protocol import HASH_BYTES
 
 MAGIC = 0xD1705A80
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")

@@ -23,6 +23,7 @@ import time
 import weakref
 from collections.abc import Callable
 
+from syncer import tcp
 from syncer.errors import ConfigError, LocalProtocolError, SyncerError
 from syncer.learner.group import Group, Receipt
 from syncer.learner.session import CONTROL, Bulk, ConnectionFailed, Session
@@ -37,7 +38,6 @@ DRAIN_S = 1.0
 """How long an ended connection is still read: see `Group.close`."""
 CLOSE_S = 5.0
 """How long `close` waits for the threads; a dial that hangs is left behind."""
-KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 PROGRESS_PREFIX = "[yeto-syncer-client] "
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -70,11 +70,7 @@ def dial(address: tuple[str, int], timeout_s: float) -> socket.socket:
         if connected.getsockname() == connected.getpeername():
             # On loopback, dialing a free port can connect a socket to itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE:
-            if hasattr(socket, name):  # Linux; elsewhere the system's own intervals hold
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        tcp.configure(connected)
     except BaseException:
         connected.close()
         raise

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from syncer import kernels
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, bulk_dtype, tensor_bytes
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, bulk_dtype, tensor_bytes
 
 WINDOW = 256 * 256
 """Elements packed at a time: whole q4 blocks, and a scratch that stays in the cache."""

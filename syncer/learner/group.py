@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from syncer.errors import SyncerError
+from syncer.gather import advance
 from syncer.learner.session import CONTROL, Connection, Session
 
 QUEUE_FRAMES_MAX = 256
@@ -217,15 +218,10 @@ class Group:
 
 def send_all(connected: socket.socket, buffers: list) -> int:
     """Hands every byte of a gather list to the kernel, without a copy; the number of bytes."""
-    total = left = sum(map(len, buffers))
-    while left:
-        count = connected.sendmsg(buffers)
-        left -= count
-        if left:
-            while count >= len(buffers[0]):
-                count -= len(buffers[0])
-                buffers = buffers[1:]
-            buffers = [memoryview(buffers[0])[count:], *buffers[1:]]
+    rest = list(buffers)
+    total = sum(map(len, rest))
+    while rest:
+        advance(rest, connected.sendmsg(rest))
     return total
 
 

@@ -26,11 +26,10 @@ from syncer.learner.partition import (
     save_layout,
 )
 from syncer.learner.session import Phase, Session
-from syncer.wire.constants import DTYPES
+from syncer.protocol import DTYPES, KEY_VARIABLES
 
 HEARTBEAT_S = 1.0
 """Least time between two heartbeats; they feed the server's estimate of the step time."""
-KEY_VARIABLES = ("SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY")
 ACK_TIMEOUT_S = 900.0
 WAIT_REPORT_S = 30.0
 """Time between two progress lines while waiting for the final cut."""

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from syncer.errors import ConfigError
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, FragmentLayout, Layout
+from syncer.protocol import LAYOUT_DOMAIN
 
-LAYOUT_DOMAIN = b"yeto-layout-v1\0"
 AVG_NAME_PARTS = ("embed", "wte", "wpe", "lm_head", "shared.weight")
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 PATTERNS = ("binpack", "strided")

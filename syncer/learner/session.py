@@ -32,7 +32,7 @@ from typing import NamedTuple
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.kernels import sha256
 from syncer.layout import Layout
-from syncer.wire.constants import DTYPE_BF16, Msg, bulk_dtype, tensor_bytes
+from syncer.protocol import DTYPE_BF16, Msg, bulk_dtype, tensor_bytes
 from syncer.wire.encode import (
     chunk_message,
     encode_data_hello,

@@ -8,6 +8,9 @@ import errno
 import os
 import socket
 
+from syncer.gather cimport advance
+
+from syncer import tcp
 from syncer.errors import RemoteProtocolError
 from syncer.wire.frames import Reassembly
 from syncer.wire.limits import Limits
@@ -49,13 +52,9 @@ cdef class Owner:
 
 
 def configure(sock):
-    """Non-blocking, no Nagle delay, keep-alive probes as the learners use them."""
+    """Non-blocking, and otherwise as the learners' sockets are."""
     sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    tcp.configure(sock)
 
 
 cdef class Channel(Handler):
@@ -181,17 +180,8 @@ cdef class Channel(Handler):
 
     cdef object _advance(self, Py_ssize_t sent):
         """Drop what was sent from the front of `out`."""
-        cdef Py_ssize_t index = 0, size
-        for buffer in self.out:
-            size = len(buffer)
-            if sent < size:
-                break
-            sent -= size
-            index += 1
-        del self.out[:index]
+        advance(self.out, sent)
         self.mid_frame = bool(self.out)
-        if sent:
-            self.out[0] = memoryview(self.out[0])[sent:]
 
     cdef object _block(self):
         if self.blocked:

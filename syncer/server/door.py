@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from syncer.config import Config
 from syncer.errors import RemoteProtocolError, SyncerError
+from syncer.protocol import Msg
 from syncer.server.conn import Channel, Farewell, Group, Owner, configure
 from syncer.server.log import Log
 from syncer.server.loop import READ, Handler, Loop
-from syncer.wire.constants import Msg
 from syncer.wire.encode import encode_error
 from syncer.wire.frames import FrameReader
 from syncer.wire.hello import Hello, parse_hello

@@ -21,6 +21,7 @@ from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
 from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
+from syncer.protocol import Msg
 from syncer.server.conn import Channel, Group
 from syncer.server.door import Door
 from syncer.server.ingest import Decoded, Ingest, Intake
@@ -31,7 +32,6 @@ from syncer.server.persistence import Persistence
 from syncer.server.tape import Tape, TapeError
 from syncer.server.wire_version import WireVersion
 from syncer.server.workers import Job, Workers
-from syncer.wire.constants import Msg
 from syncer.wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
 from syncer.wire.messages import Manifest, Pull

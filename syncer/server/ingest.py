@@ -16,10 +16,10 @@ from syncer import kernels
 from syncer.core import events
 from syncer.errors import RemoteProtocolError
 from syncer.merge.buffers import BufferPool
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
 from syncer.server.conn import Group
 from syncer.server.workers import Job, Workers
 from syncer.wire import messages
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
 
 DECODING_MAX = 4
 """Payloads of one connection that are being decoded; at the limit its sockets are not read."""

@@ -12,7 +12,7 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
 - The final cut replaces what is queued; its manifest waits for its last fragment.
 """
 
-from syncer.wire.constants import Msg
+from syncer.protocol import Msg
 from syncer.wire.encode import chunk_count, chunk_message
 
 FINAL = Msg.FINAL_FRAGMENT

@@ -10,7 +10,7 @@ from typing import Any
 
 from syncer.kernels import encode_bf16
 from syncer.merge.buffers import BufferPool
-from syncer.wire.constants import DTYPE_F32, Msg, bulk_dtype
+from syncer.protocol import DTYPE_F32, Msg, bulk_dtype
 from syncer.wire.encode import bcast_head, final_head
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
+from syncer import protocol
 from syncer.layout import RDA, FragmentLayout, Layout
-from syncer.wire import constants, messages
-from syncer.wire.constants import DTYPE_F32, Msg
+from syncer.protocol import CHUNK_HEAD, DTYPE_F32, Msg
+from syncer.wire import messages
 from syncer.wire.hello import HELLO_HEAD
 from syncer.wire.limits import Limits
 
@@ -29,7 +30,6 @@ class Row(NamedTuple):
     rest: str = ""
 
 
-CHUNK_HEAD = Struct("<QQQ")
 ROWS = {
     Msg.HELLO: Row(
         UP,
@@ -123,18 +123,18 @@ def _limit(msg_type: Msg, row: Row) -> str:
 def constants_table() -> str:
     """Markdown table of the numbers of the protocol."""
     rows = [
-        ("frame magic", f"0x{constants.MAGIC:08X}, on the wire `{constants.MAGIC_BYTES.hex(' ')}`"),
-        ("protocol version", constants.PROTOCOL_VERSION),
-        ("finalization revision", constants.FINALIZATION_REVISION),
-        ("session dtypes", ", ".join(f"{n} {name}" for n, name in constants.DTYPES.items())),
-        ("inner bytes per CHUNK", f"{constants.CHUNK_SIZE:,}".replace(",", " ")),
-        ("open chunked messages per group", constants.PARTIAL_MESSAGES_MAX),
+        ("frame magic", f"0x{protocol.MAGIC:08X}, on the wire `{protocol.MAGIC_BYTES.hex(' ')}`"),
+        ("protocol version", protocol.PROTOCOL_VERSION),
+        ("finalization revision", protocol.FINALIZATION_REVISION),
+        ("session dtypes", ", ".join(f"{n} {name}" for n, name in protocol.DTYPES.items())),
+        ("inner bytes per CHUNK", f"{protocol.CHUNK_SIZE:,}".replace(",", " ")),
+        ("open chunked messages per group", protocol.PARTIAL_MESSAGES_MAX),
         ("their declared bytes", "2 GiB, or four of the largest message if that is more"),
-        ("data streams", f"0 to {constants.STREAMS_MAX}"),
-        ("compat group", f"1 to {constants.COMPAT_GROUP_BYTES_MAX} bytes of UTF-8"),
+        ("data streams", f"0 to {protocol.STREAMS_MAX}"),
+        ("compat group", f"1 to {protocol.COMPAT_GROUP_BYTES_MAX} bytes of UTF-8"),
         (
             "q4 block",
-            f"{constants.Q4_BLOCK} values in {constants.Q4_BLOCK_BYTES} bytes",
+            f"{protocol.Q4_BLOCK} values in {protocol.Q4_BLOCK_BYTES} bytes",
         ),
     ]
     lines = ["| constant | value |", "|---|---|"]

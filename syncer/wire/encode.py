@@ -11,14 +11,15 @@ from struct import Struct
 
 from syncer.errors import LocalProtocolError
 from syncer.layout import ISO, Layout
-from syncer.wire import messages as m
-from syncer.wire.constants import (
+from syncer.protocol import (
+    CHUNK_HEAD,
     CHUNK_SIZE,
     COMPAT_GROUP_BYTES_MAX,
     COMPAT_MAGIC,
     DTYPES,
     ERROR_FRAME_BYTES_MAX,
     FINALIZATION_REVISION,
+    FRAME_HEADER,
     HASH_BYTES,
     HEADER_BYTES,
     HELLO_FRAME_BYTES_MAX,
@@ -27,10 +28,11 @@ from syncer.wire.constants import (
     STREAMS_MAX,
     Msg,
 )
-from syncer.wire.hello import FRAGMENT_HEAD, HELLO_HEAD, Hello, hello_mac
+from syncer.wire import messages as m
+from syncer.wire.hello import HELLO_HEAD, Hello, hello_mac
+from syncer.wire.layout import FRAGMENT_HEAD
 
-FRAME_HEADER = Struct("<IBQ")
-CHUNK_HEADER = Struct("<IBQQQQ")
+CHUNK_HEADER = Struct(FRAME_HEADER.format + CHUNK_HEAD.format.removeprefix("<"))
 """Frame header of a CHUNK and its msg_id, total_len, offset."""
 
 
@@ -258,7 +260,7 @@ def chunk_message(
     for offset in range(0, total, CHUNK_SIZE):
         end = min(offset + CHUNK_SIZE, total)
         header = CHUNK_HEADER.pack(
-            MAGIC, Msg.CHUNK, CHUNK_HEADER.size - HEADER_BYTES + end - offset, msg_id, total, offset
+            MAGIC, Msg.CHUNK, CHUNK_HEAD.size + end - offset, msg_id, total, offset
         )
         piece = view[max(offset - len(lead), 0) : max(end - len(lead), 0)]
         yield [header + lead[offset:end], piece]

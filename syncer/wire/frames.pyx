@@ -15,7 +15,9 @@ from syncer.wire.payload cimport Payload, allocate
 from threading import Lock
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
-from syncer.wire.constants import MAGIC, PARTIAL_MESSAGES_MAX, msg_name
+from syncer.protocol import (
+    CHUNK_HEAD, HEADER_BYTES, MAGIC, PARTIAL_MESSAGES_MAX, Msg, msg_name,
+)
 
 cdef enum:
     HEADER = 13
@@ -30,6 +32,10 @@ cdef enum:
     # Separate byte ranges of one message: honest senders cut at 4 MiB, so only an attacker meets it.
     RANGES_FLOOR = 16384
     RANGE_BYTES = 65536
+
+# C constants for the compiler's sake; their home is syncer.protocol.
+assert (HEADER, CHUNK_HEADER, CHUNK_TYPE) == (HEADER_BYTES, CHUNK_HEAD.size, Msg.CHUNK)
+assert TYPE_COUNT > max(Msg)
 
 cdef uint64_t FRAME_MAGIC = MAGIC
 cdef uint64_t OPEN_MAX = PARTIAL_MESSAGES_MAX

@@ -1,6 +1,6 @@
 """HELLO: the first frame of a control socket, read step by step with the refusals of each step.
 
-Must not compare with a session (session.py does) or know a socket.
+Must not compare with a session (identity.py does) or know a socket.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import Layout
-from syncer.wire.constants import (
+from syncer.protocol import (
     COMPAT_GROUP_BYTES_MAX,
     COMPAT_MAGIC,
     DTYPES,
@@ -25,8 +25,6 @@ from syncer.wire.limits import Limits
 
 HELLO_HEAD = Struct("<HIQBI")
 """version, learner_id, generation, dtype, num_fragments."""
-FRAGMENT_HEAD = Struct("<BI")
-"""merge_mode, num_tensors."""
 TRAILER_HEAD_BYTES = 8
 """Magic and length in front of the compat group."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 
-from syncer.wire.constants import DTYPES, RL_CONTRACT_DOMAIN
+from syncer.protocol import DTYPES, RL_CONTRACT_DOMAIN
 from syncer.wire.hello import Hello
 
 UNDECLARED_GROUP = "未声明"

@@ -7,12 +7,14 @@ bytes that are there before anything is made for it. Must not read the rest of H
 
 from libc.stdint cimport uint8_t, uint64_t
 
-from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from struct import Struct
+
 from syncer.errors import RemoteProtocolError
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 
-cdef enum:
-    FRAGMENT_HEAD = 5  # merge_mode u8, num_tensors u32
-
+FRAGMENT_HEAD = Struct("<BI")
+"""merge_mode, num_tensors."""
+cdef Py_ssize_t HEAD = FRAGMENT_HEAD.size
 cdef int MODE_ISO = ISO
 cdef int MODE_MAX = max(AVG, RDA, ISO)
 cdef object new_tuple = tuple.__new__
@@ -58,14 +60,14 @@ def parse_layout(const uint8_t[::1] data, Py_ssize_t start, Py_ssize_t fragments
     cdef int mode
     cdef tuple numels, shapes
     cdef list found = []
-    if fragments > (end - at) // FRAGMENT_HEAD:
+    if fragments > (end - at) // HEAD:
         raise RemoteProtocolError(
             f"num_fragments {fragments} does not fit in the {end - at} bytes left"
         )
     for fragment in range(fragments):
-        require(FRAGMENT_HEAD, at, end)
+        require(HEAD, at, end)
         mode, count = base[at], <Py_ssize_t>load(base + at + 1, 4)
-        at += FRAGMENT_HEAD
+        at += HEAD
         if mode > MODE_MAX:
             raise RemoteProtocolError(f"fragment {fragment} has unknown merge mode {mode}")
         if count == 0:

@@ -10,30 +10,22 @@ from typing import NamedTuple
 
 from syncer.errors import LocalProtocolError
 from syncer.layout import Layout
-from syncer.wire.constants import (
-    BCAST_HEAD_BYTES,
-    BUDGET_DONE_BYTES,
-    CHUNK_HEAD_BYTES,
+from syncer.protocol import (
+    CHUNK_HEAD,
     CHUNK_SIZE,
     DTYPE_F32,
     ERROR_FRAME_BYTES_MAX,
-    FINAL_ACK_BYTES,
-    FINAL_HEAD_BYTES,
     FRAME_BYTES_MAX,
     HEADER_BYTES,
-    HEARTBEAT_BYTES,
     HELLO_FRAME_BYTES_MAX,
-    INIT_HEAD_BYTES,
-    MANIFEST_HEAD_BYTES,
     OPEN_BYTES_FLOOR,
-    PULL_BYTES,
-    PUSH_HEAD_BYTES,
     Msg,
     bulk_dtype,
     tensor_bytes,
 )
+from syncer.wire import messages
 
-CHUNK_FRAME_BYTES_MAX = CHUNK_HEAD_BYTES + CHUNK_SIZE
+CHUNK_FRAME_BYTES_MAX = CHUNK_HEAD.size + CHUNK_SIZE
 
 
 class Limits(NamedTuple):
@@ -63,16 +55,16 @@ class Limits(NamedTuple):
         Raises LocalProtocolError if a size of this layout cannot be addressed.
         """
         largest = layout.largest
-        init = INIT_HEAD_BYTES + tensor_bytes(largest, bulk_dtype(dtype))
-        push = PUSH_HEAD_BYTES + tensor_bytes(largest, dtype)
+        init = messages.INIT_HEAD.size + tensor_bytes(largest, bulk_dtype(dtype))
+        push = messages.PUSH_HEAD.size + tensor_bytes(largest, dtype)
         # The final cut is f32 whatever the session dtype: it must be addressable too.
-        final = FINAL_HEAD_BYTES + tensor_bytes(largest, DTYPE_F32)
+        final = messages.VERSIONED_HEAD.size + tensor_bytes(largest, DTYPE_F32)
         allowed = {
             Msg.INIT_PARAMS: init,
             Msg.PUSH_FRAGMENT: push,
-            Msg.HEARTBEAT: HEARTBEAT_BYTES,
-            Msg.FINAL_ACK: FINAL_ACK_BYTES,
-            Msg.BUDGET_DONE: BUDGET_DONE_BYTES,
+            Msg.HEARTBEAT: messages.HEARTBEAT.size,
+            Msg.FINAL_ACK: messages.FINAL_ACK.size,
+            Msg.BUDGET_DONE: messages.BUDGET_DONE.size,
             Msg.CHUNK: CHUNK_FRAME_BYTES_MAX,
         }
         _check_addressable(final)
@@ -82,13 +74,13 @@ class Limits(NamedTuple):
     def for_client(cls, layout: Layout, dtype: int) -> Limits:
         """Of every socket of a learner. Raises LocalProtocolError like `for_server`."""
         largest = layout.largest
-        bcast = BCAST_HEAD_BYTES + tensor_bytes(largest, bulk_dtype(dtype))
-        final = FINAL_HEAD_BYTES + tensor_bytes(largest, DTYPE_F32)
+        bcast = messages.VERSIONED_HEAD.size + tensor_bytes(largest, bulk_dtype(dtype))
+        final = messages.VERSIONED_HEAD.size + tensor_bytes(largest, DTYPE_F32)
         allowed = {
-            Msg.PULL_REQ: PULL_BYTES,
+            Msg.PULL_REQ: messages.PULL.size,
             Msg.BCAST_FRAGMENT: bcast,
             Msg.FINAL_FRAGMENT: final,
-            Msg.FINAL_MANIFEST: MANIFEST_HEAD_BYTES + 8 * len(layout.fragments),
+            Msg.FINAL_MANIFEST: messages.MANIFEST_HEAD.size + 8 * len(layout.fragments),
             Msg.SHUTDOWN: 0,
             Msg.ERROR: ERROR_FRAME_BYTES_MAX,
             Msg.CHUNK: CHUNK_FRAME_BYTES_MAX,

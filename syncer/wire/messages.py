@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import Layout
-from syncer.wire.constants import (
+from syncer.protocol import (
     DTYPE_F32,
     FINALIZATION_REVISION,
     PROTOCOL_VERSION,

@@ -13,7 +13,7 @@ import numpy as np
 
 from syncer import kernels
 from syncer.kernels import testing
-from syncer.wire.constants import tensor_bytes
+from syncer.protocol import tensor_bytes
 from tests.differential.guarded import Guarded
 
 F32 = np.float32

@@ -7,7 +7,7 @@ import pytest
 
 from syncer import kernels
 from syncer.kernels import testing
-from syncer.wire.constants import tensor_bytes
+from syncer.protocol import tensor_bytes
 from tests.golden import merge_reference as oracle
 
 F32 = np.float32

@@ -7,7 +7,7 @@ import pytest
 
 from syncer import kernels
 from syncer.kernels import testing
-from syncer.wire.constants import tensor_bytes
+from syncer.protocol import tensor_bytes
 
 F32 = np.float32
 NEAR_ZERO = [0x80000000, 0x00000001, 0x807FFFFF]

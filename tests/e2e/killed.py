@@ -22,7 +22,7 @@ import numpy as np
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.reader import Checkpoint
 from syncer.layout import RDA, FragmentLayout, Layout
-from syncer.wire.constants import Msg
+from syncer.protocol import Msg
 from syncer.wire.messages import Manifest, Pull
 from tests.checkpoint.cuts import names_in
 from tests.e2e.scripted import EndOfStream, ScriptedLearner, ServerProcess, wait_until

@@ -23,10 +23,7 @@ import numpy as np
 from syncer.config import Config
 from syncer.kernels import decode_bf16, encode_bf16, encode_q4
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.server.log import Log
-from syncer.server.service import Server
-from syncer.wire import encode, messages
-from syncer.wire.constants import (
+from syncer.protocol import (
     DTYPE_BF16,
     DTYPE_F32,
     DTYPE_Q4,
@@ -35,6 +32,9 @@ from syncer.wire.constants import (
     bulk_dtype,
     tensor_bytes,
 )
+from syncer.server.log import Log
+from syncer.server.service import Server
+from syncer.wire import encode, messages
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits

@@ -11,8 +11,8 @@ import select
 import socket
 import time
 
+from syncer.protocol import Msg
 from syncer.wire import encode
-from syncer.wire.constants import Msg
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.limits import Limits

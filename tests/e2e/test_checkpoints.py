@@ -20,9 +20,9 @@ from syncer.checkpoint.writer import write_checkpoint
 from syncer.config import Config
 from syncer.errors import ConfigError
 from syncer.layout import AVG, FragmentLayout, Layout
+from syncer.protocol import Msg
 from syncer.server.service import Server
 from syncer.wire import messages
-from syncer.wire.constants import Msg
 from tests.checkpoint.cuts import Faulty, names_in, version_of
 from tests.e2e.scripted import (
     MIXED,

@@ -17,8 +17,8 @@ from syncer.learner import client as client_module
 from syncer.learner.client import Client
 from syncer.learner.group import QUEUE_FRAMES_MAX
 from syncer.learner.session import Phase, Session
+from syncer.protocol import CHUNK_SIZE, DTYPE_F32, Msg
 from syncer.wire import encode
-from syncer.wire.constants import CHUNK_SIZE, DTYPE_F32, Msg
 from syncer.wire.hello import parse_hello
 from syncer.wire.messages import Init
 

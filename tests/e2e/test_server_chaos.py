@@ -14,8 +14,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.wire import encode, messages
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from tests.e2e.scripted import (
     PATIENCE_S,
     EndOfStream,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from syncer.errors import ConfigError
+from syncer.protocol import DTYPE_BF16, HASH_BYTES, Msg
 from syncer.server import door, merging
 from syncer.wire import encode, messages
-from syncer.wire.constants import DTYPE_BF16, HASH_BYTES, Msg
 from syncer.wire.identity import rl_contract
 from tests.e2e.scripted import ScriptedLearner, ServerThread, layout_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from tests.e2e.scripted import ScriptedLearner, ServerProcess, from_wire, to_wire
 from tests.golden import merge_reference as oracle
 

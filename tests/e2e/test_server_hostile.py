@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
+from syncer.protocol import DTYPE_BF16, DTYPE_Q4, Msg
 from syncer.server import ingest
 from syncer.wire import encode, messages
-from syncer.wire.constants import DTYPE_BF16, DTYPE_Q4, Msg
 from tests.e2e.scripted import (
     ROOT,
     ScriptedLearner,
@@ -203,7 +203,7 @@ def test_a_killed_learner_is_replaced(tmp_path):
     script = (
         "import sys, numpy as np\n"
         "from syncer.wire import encode, messages\n"
-        "from syncer.wire.constants import Msg\n"
+        "from syncer.protocol import Msg\n"
         "from tests.e2e.scripted import ScriptedLearner, layout_of\n"
         "learner = ScriptedLearner(int(sys.argv[1]), 1, layout_of((4,), (3,)))\n"
         "pull = learner.pull()\n"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from syncer.errors import InvariantViolation
+from syncer.protocol import Msg
 from syncer.server import service
 from syncer.wire import encode, messages
-from syncer.wire.constants import Msg
 from tests.e2e.scripted import (
     ROOT,
     ScriptedLearner,

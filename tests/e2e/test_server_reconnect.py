@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from syncer.protocol import Msg
 from syncer.wire import encode, messages
-from syncer.wire.constants import Msg
 from tests.e2e.scripted import ServerThread, layout_of, wait_until
 
 SMALL = layout_of((4,), (3,))

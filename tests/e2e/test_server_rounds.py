@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from syncer.kernels import decode_q4
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
 from syncer.wire import messages
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
 from tests.e2e.scripted import (
     MIXED,
     ScriptedLearner,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.learner.session import Bulk, Phase, Session
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
 from syncer.wire import encode
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.limits import Limits
 from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull, parse_init

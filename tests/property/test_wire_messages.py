@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.protocol import DTYPE_F32, HEADER_BYTES, bulk_dtype, tensor_bytes
 from syncer.wire import encode
 from syncer.wire import messages as m
-from syncer.wire.constants import DTYPE_F32, HEADER_BYTES, bulk_dtype, tensor_bytes
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.identity import hello_refusal, session_refusal

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import RDA, FragmentLayout, Layout
+from syncer.protocol import DTYPE_F32, HEADER_BYTES, Msg
 from syncer.wire import encode
-from syncer.wire.constants import DTYPE_F32, HEADER_BYTES, Msg
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.limits import Limits
 

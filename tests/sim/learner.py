@@ -11,7 +11,7 @@ import numpy as np
 from syncer.errors import SyncerError
 from syncer.learner.fragment import Fragment
 from syncer.learner.session import Phase, Session
-from syncer.wire.constants import Msg
+from syncer.protocol import Msg
 from syncer.wire.encode import encode_budget_done, push_head
 from syncer.wire.messages import BudgetDone, Push
 from tests.sim.clock import MS, SECOND, World

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 
-from syncer.wire.constants import Msg
+from syncer.protocol import Msg
 from syncer.wire.encode import frame
 from tests.sim.clock import MS, World
 

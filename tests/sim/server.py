@@ -18,8 +18,8 @@ from syncer.core import events as ev
 from syncer.core.run.scheduler import Scheduler
 from syncer.errors import NumericsError, RemoteProtocolError
 from syncer.merge import FragmentStore
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, Msg, bulk_dtype
 from syncer.wire import encode, messages
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, Msg, bulk_dtype
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.identity import session_refusal

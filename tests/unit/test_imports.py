@@ -17,18 +17,21 @@ PACKAGE = Path(__file__).parents[2] / "syncer"
 ARROWS = {
     "errors": set(),
     "unbuilt": {"errors"},
+    "protocol": set(),
+    "gather": set(),
+    "tcp": set(),
     "exits": set(),
-    "config": {"errors"},
-    "flags": {"errors", "config"},
+    "config": {"errors", "protocol"},
+    "flags": {"errors", "config", "protocol"},
     "layout": {"errors"},
-    "core": {"errors", "exits", "config", "layout"},
-    "wire": {"errors", "layout"},
+    "core": {"errors", "exits", "config", "layout", "protocol"},
+    "wire": {"errors", "layout", "protocol"},
     "kernels": {"errors"},
     "merge": {"errors", "kernels", "layout"},
-    "checkpoint": {"errors", "kernels", "layout"},
-    "learner": {"errors", "wire", "kernels", "layout"},
+    "checkpoint": {"errors", "kernels", "layout", "protocol", "gather"},
+    "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "tcp"},
     "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",
-               "checkpoint"},
+               "checkpoint", "protocol", "gather", "tcp"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}
 # Which shelves of the demo a shelf of it may import, besides itself.

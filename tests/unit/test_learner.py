@@ -9,8 +9,8 @@ from syncer.learner import Learner
 from syncer.learner.client import backoff_s, parse_address
 from syncer.learner.fragment import WINDOW, Fragment
 from syncer.learner.group import Receipt
-from syncer.learner.learner import KEY_VARIABLES, _key, _SendBuffers
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, tensor_bytes
+from syncer.learner.learner import _key, _SendBuffers
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, KEY_VARIABLES, tensor_bytes
 
 SHAPES = [
     [(5,)],

@@ -8,8 +8,8 @@ import pytest
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.learner.session import Bulk, ConnectionFailed, Phase, Session
+from syncer.protocol import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.wire import encode
-from syncer.wire.constants import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.wire.frames import FrameReader
 from syncer.wire.limits import Limits
 from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull, parse_push

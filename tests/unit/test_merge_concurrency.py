@@ -11,7 +11,7 @@ from syncer import kernels
 from syncer.kernels import testing
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
-from syncer.wire.constants import tensor_bytes
+from syncer.protocol import tensor_bytes
 from tests.golden import merge_reference as reference
 
 F32 = np.float32

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from syncer.merge.buffers import BufferPool
+from syncer.protocol import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.server.outbox import Outbox
 from syncer.server.wire_version import WireVersion
 from syncer.wire import encode
-from syncer.wire.constants import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from tests.golden.merge_reference import bf16_encode
 
 POOL = BufferPool()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from syncer.wire import constants, describe
+from syncer import protocol
+from syncer.wire import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -35,4 +36,4 @@ def test_the_page_promises_texts():
 
 
 def test_every_message_has_a_row():
-    assert list(describe.ROWS) == list(constants.Msg)
+    assert list(describe.ROWS) == list(protocol.Msg)

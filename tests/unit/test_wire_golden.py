@@ -6,9 +6,7 @@ import struct
 import pytest
 
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
-from syncer.wire import encode
-from syncer.wire import messages as m
-from syncer.wire.constants import (
+from syncer.protocol import (
     DTYPE_BF16,
     DTYPE_F32,
     LAYOUT_DOMAIN,
@@ -17,6 +15,8 @@ from syncer.wire.constants import (
     RL_CONTRACT_DOMAIN,
     Msg,
 )
+from syncer.wire import encode
+from syncer.wire import messages as m
 from syncer.wire.hello import Hello, hello_mac, parse_hello
 from syncer.wire.identity import rl_contract
 

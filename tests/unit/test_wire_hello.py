@@ -6,7 +6,7 @@ import pytest
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
 from syncer.wire.encode import encode_hello
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.identity import hello_refusal, rl_contract, session_refusal

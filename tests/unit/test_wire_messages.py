@@ -5,10 +5,18 @@ import struct
 import pytest
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.gather import advance
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.protocol import (
+    DTYPE_BF16,
+    DTYPE_F32,
+    DTYPE_Q4,
+    Msg,
+    bulk_dtype,
+    tensor_bytes,
+)
 from syncer.wire import encode
 from syncer.wire import messages as m
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
 from syncer.wire.limits import Limits
 
 LAYOUT = Layout((FragmentLayout(AVG, (1,)), FragmentLayout(RDA, (200, 57))))
@@ -203,3 +211,12 @@ def test_gather_lists_do_not_copy_the_body():
     ]
     assert all(piece.obj is body for _, piece in gathers)
     assert encode.bare_message(Msg.BCAST_FRAGMENT, b"head", body)[1].obj is body
+
+
+@pytest.mark.parametrize("count", range(13))
+def test_a_gather_list_advances_byte_by_byte(count):
+    whole = [b"abc", memoryview(b""), memoryview(b"defgh"), b"", memoryview(b"ijkl"), b""]
+    rest = list(whole)
+    advance(rest, count)
+    assert b"".join(rest) == b"".join(whole)[count:]
+    assert not rest or len(rest[0])

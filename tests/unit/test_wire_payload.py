@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from syncer.layout import RDA, FragmentLayout, Layout
+from syncer.protocol import DTYPE_F32, Msg
 from syncer.wire import encode
-from syncer.wire.constants import DTYPE_F32, Msg
 from syncer.wire.frames import FrameReader
 from syncer.wire.limits import Limits
 from syncer.wire.payload import SPARE_BYTES_MAX, spare_bytes

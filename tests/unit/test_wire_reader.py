@@ -7,8 +7,8 @@ import pytest
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import RDA, FragmentLayout, Layout
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, MAGIC, Msg
 from syncer.wire import encode
-from syncer.wire.constants import DTYPE_BF16, DTYPE_F32, MAGIC, Msg
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.limits import Limits
 

@@ -2,7 +2,6 @@ from typing import Any
 
 from syncer.core.rounds.round import Round
 
-PROTOCOL_VERSION: int
 DELTA_SEMANTICS: str
 
 def merge_record(round: Round, layout_hash: str, quorum: int, sync_ns: int) -> dict[str, Any]: ...

@@ -7,7 +7,8 @@ from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.closing cimport NEVER
 from syncer.core.rounds.round cimport Round, Slot
 
-PROTOCOL_VERSION = 4
+from syncer.protocol import PROTOCOL_VERSION
+
 DELTA_SEMANTICS = "local_minus_raw_anchor"
 
 

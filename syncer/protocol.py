@@ -1,21 +1,24 @@
-"""Numbers of the wire protocol, version 4, and the byte lengths that follow from them.
+"""The numbers and names of the protocol, version 4, each once; every room may import them.
 
-Must not parse, allocate or know a peer: every other module of this room builds on it.
+Must not parse, allocate, know a peer, or import any room. The fields of a message are in its
+Struct, in wire.messages.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from struct import Struct
 
 MAGIC = 0xD170C0DE
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 PROTOCOL_VERSION = 4
 FINALIZATION_REVISION = 1
 
-HEADER_BYTES = 13
-"""magic u32, type u8, payload length u64."""
-CHUNK_HEAD_BYTES = 24
-"""msg_id u64, total_len u64, offset u64; the piece follows."""
+FRAME_HEADER = Struct("<IBQ")
+"""magic, message type, payload length."""
+HEADER_BYTES = FRAME_HEADER.size
+CHUNK_HEAD = Struct("<QQQ")
+"""msg_id, total length, offset; the piece follows."""
 CHUNK_SIZE = 4 * 1024 * 1024
 """Bytes of the inner frame (header included) that one CHUNK carries at most."""
 PARTIAL_MESSAGES_MAX = 64
@@ -31,10 +34,13 @@ STREAMS_MAX = 256
 COMPAT_MAGIC = b"YCG1"
 COMPAT_GROUP_BYTES_MAX = 64
 HASH_BYTES = 32
+# What a hash is of stands in front of what is hashed.
 HELLO_MAC_DOMAIN = b"yeto-hello-mac-v1\0"
 LAYOUT_DOMAIN = b"yeto-layout-v1\0"
 RL_CONTRACT_DOMAIN = b"yeto-rl-session-contract-v2\0"
 PROFILE_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
+KEY_VARIABLES = ("SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY")
+"""Environment variables that may hold the island key, the first one that is set."""
 
 
 class Msg(IntEnum):
@@ -84,15 +90,3 @@ def tensor_bytes(numel: int, dtype: int) -> int:
         return 2 * numel
     return -(-numel // Q4_BLOCK) * Q4_BLOCK_BYTES
 
-
-# Payload bytes before the tensor (bulk messages), or of the whole payload (small ones).
-INIT_HEAD_BYTES = 4
-PULL_BYTES = 16
-PUSH_HEAD_BYTES = 48
-BCAST_HEAD_BYTES = 12
-FINAL_HEAD_BYTES = 12
-HEARTBEAT_BYTES = 12
-DATA_HELLO_BYTES = 16
-MANIFEST_HEAD_BYTES = 14
-FINAL_ACK_BYTES = 10
-BUDGET_DONE_BYTES = 8

@@ -1,0 +1,1 @@
+cpdef object advance(list buffers, Py_ssize_t count)

@@ -1,0 +1,22 @@
+"""Gather lists: buffers that are written one after the other; must not write them.
+
+Compiled because the server calls it after every send: 0.2 to 0.7 us, against 0.6 to 0.9 us in
+Python, beside a send of 3 us for a small frame.
+"""
+
+
+cpdef object advance(list buffers, Py_ssize_t count):
+    """Drop the first `count` bytes, which are written: whole buffers, and the head of the next.
+
+    buffers: bytes or one-dimensional memoryviews of bytes, of at least `count` bytes in all.
+    """
+    cdef Py_ssize_t index = 0, size
+    for buffer in buffers:
+        size = len(buffer)
+        if count < size:
+            break
+        count -= size
+        index += 1
+    del buffers[:index]
+    if count:
+        buffers[0] = memoryview(buffers[0])[count:]
