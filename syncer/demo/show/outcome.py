@@ -23,7 +23,7 @@ from syncer.demo.show.watch import (
 )
 from syncer.errors import ConfigError
 
-FORMAT = "syncer-demo-v1"
+JSON_FORMAT = "syncer-demo-v1"
 
 
 class ServerTotals(TypedDict):
@@ -210,7 +210,7 @@ def add_baseline(outcome: RunOutcome, watch: Watch, view: LearnerView) -> bool:
 def write_json(path: str, outcome: RunOutcome) -> None:
     """Writes the whole outcome. Raises ConfigError when the file cannot be written."""
     try:
-        Path(path).write_text(json.dumps({"format": FORMAT, **asdict(outcome)}, indent=1) + "\n",
-                              encoding="utf-8")
+        text = json.dumps({"format": JSON_FORMAT, **asdict(outcome)}, indent=1) + "\n"
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--json {path} cannot be written: {error.strerror}") from None

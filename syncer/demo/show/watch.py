@@ -127,6 +127,34 @@ class LearnerView:
         self._last_progress = seconds, tokens
 
 
+class TrainingClock:
+    """When training began and ended; each happens once."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self.start_s: float | None = None
+        self.end_s: float | None = None
+
+    def start(self) -> None:
+        if self.start_s is None:
+            self.start_s = time.monotonic()
+
+    def end(self) -> None:
+        if self.end_s is None:
+            self.end_s = time.monotonic()
+
+    def now_s(self) -> float:
+        """Seconds since the start; before it, since this was made."""
+        return time.monotonic() - (self._begun_s if self.start_s is None else self.start_s)
+
+    @property
+    def training_s(self) -> float:
+        """Seconds from the start to the end, or until now."""
+        if self.start_s is None:
+            return 0.0
+        return (time.monotonic() if self.end_s is None else self.end_s) - self.start_s
+
+
 class Watch:
     """The whole run. Times are seconds since `start` of training (negative before it)."""
 
@@ -148,35 +176,30 @@ class Watch:
         self.merges: list[MergePoint] = []
         self.happenings: list[Happening] = []
         self._initialized = False
-        self._begun_s = time.monotonic()
-        self._start_s: float | None = None
-        self._end_s: float | None = None
+        self._clock = TrainingClock()
 
     # ------------------------------------------------------------------------------------- time
     @property
     def training(self) -> bool:
-        return self._start_s is not None
+        return self._clock.start_s is not None
 
     def now_s(self) -> float:
         """Seconds since training began; before it, seconds since the children were started."""
-        return time.monotonic() - (self._begun_s if self._start_s is None else self._start_s)
+        return self._clock.now_s()
 
     def _begin_if_ready(self) -> None:
         """Training begins when the server has parameters and all learners have joined once."""
         joined = {each["learner"] for each in self.happenings if each["what"] == "join"}
-        if self._start_s is None and self._initialized and len(joined) == len(self.learners):
-            self._start_s = time.monotonic()
+        if self._initialized and len(joined) == len(self.learners):
+            self._clock.start()
 
     def end_training(self) -> None:
-        if self._end_s is None:
-            self._end_s = time.monotonic()
+        self._clock.end()
 
     @property
     def training_s(self) -> float:
         """Seconds from the first broadcast to the last merge, or until now."""
-        if self._start_s is None:
-            return 0.0
-        return (time.monotonic() if self._end_s is None else self._end_s) - self._start_s
+        return self._clock.training_s
 
     # ------------------------------------------------------------------------------- what comes
     def happened(self, what: str, text: str, learner: int | None = None) -> None:
