@@ -13,6 +13,7 @@ whole arrays are in `syncer.kernels.testing`.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from syncer.kernels._native import (
     Sha256,
@@ -57,11 +58,11 @@ __all__ = [
 ]
 
 
-def describe() -> dict:
-    """What runs here: {family: {"active", "available"}, "cpu", "compiler", "openmp"}."""
+def describe() -> dict[str, Any]:
+    """What runs here, as JSON: {family: {"active", "available"}, "cpu", "compiler", "openmp"}."""
     compiler, openmp = build_facts()
     chosen = active()
-    facts: dict = {
+    facts: dict[str, Any] = {
         family: {"active": chosen[family], "available": [name for name, usable in names if usable]}
         for family, names in variants().items()
     }

@@ -8,7 +8,9 @@ import json
 from syncer import kernels
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+) -> argparse.ArgumentParser:
     """Adds the `kernels` subcommand to an argparse subparsers object."""
     parser = subparsers.add_parser(
         "kernels",

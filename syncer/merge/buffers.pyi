@@ -1,20 +1,30 @@
-from typing import final
+# Compiled from buffers.pyx, where the docstrings are.
+from typing import Any, Self, TypeAlias, final
 
-from typing_extensions import Buffer as _Readable
+import typing_extensions
+from numpy.typing import NDArray
+
+# Anything with the buffer protocol; before Python 3.12 an array's type does not say that it has it.
+_Readable: TypeAlias = typing_extensions.Buffer | NDArray[Any]
 
 @final
 class Buffer:
-    numel: int
-    frozen: bool
-    def freeze(self) -> Buffer: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def frozen(self) -> bool: ...
+    def freeze(self) -> Self: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class BufferPool:
-    live: int
-    live_bytes: int
-    spare_bytes: int
     spare_bytes_max: int
+    @property
+    def live(self) -> int: ...
+    @property
+    def live_bytes(self) -> int: ...
+    @property
+    def spare_bytes(self) -> int: ...
     def take(self, numel: int, zero: bool = False) -> Buffer: ...
     def adopt(self, source: _Readable) -> Buffer: ...

@@ -4,8 +4,9 @@ A `Buffer` exports its f32 elements by the buffer protocol. Every array made fro
 so it returns to its pool exactly when nothing can read it any more: the last version, view or
 memoryview is gone. From then on its memory may be written again.
 
-Capacities come in eight classes per power of two. Memory above a fragment's length is never touched,
-so the rounding costs address space only, and fragments of nearly the same size share spares.
+Capacities come in eight classes per power of two. Memory above a fragment's length is never
+touched, so the rounding costs address space only, and fragments of nearly the same size share
+spares.
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE

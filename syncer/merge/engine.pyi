@@ -1,9 +1,8 @@
+# Compiled from engine.pyx, where the docstrings are.
 from collections.abc import Sequence
 from typing import Self, final
 
-from typing_extensions import Buffer as _Readable
-
-from syncer.merge.buffers import Buffer, BufferPool
+from syncer.merge.buffers import Buffer, BufferPool, _Readable
 from syncer.merge.plan import Plan
 from syncer.merge.stats import Statistics, Turned
 
@@ -15,17 +14,20 @@ STEP_NONE: int
 
 @final
 class FoldSums:
-    plan: Plan
-    weight_sum: float
-    pushes: int
     def __new__(cls, plan: Plan, pool: BufferPool, directed: bool) -> Self: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def weight_sum(self) -> float: ...
+    @property
+    def pushes(self) -> int: ...
 
 def run(
     plan: Plan,
     *,
     mode: int,
-    gradients: list[_Readable],
-    weights: list[float],
+    gradients: Sequence[_Readable],
+    weights: Sequence[float],
     params: Buffer,
     state: tuple[Buffer, ...],
     params_out: Buffer,
@@ -50,4 +52,4 @@ def add(
     heloco: Sequence[float] | None = None,
     clip: float = 1.0,
 ) -> Turned: ...
-def norms(plan: Plan, gradients: list[_Readable]) -> list[float]: ...
+def norms(plan: Plan, gradients: Sequence[_Readable]) -> list[float]: ...

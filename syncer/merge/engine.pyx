@@ -123,7 +123,7 @@ cdef class _Call:
     cdef size_t blocks(self) noexcept:
         return self.plan.plan.block[self.plan.plan.tensors]
 
-    cdef const float** hold(self, list arrays) except NULL:
+    cdef const float** hold(self, arrays) except NULL:
         """Takes the arrays' memory for as long as the call lives; checks dtype and size."""
         cdef const float** starts = <const float**>self.lend((len(arrays) + 1) * sizeof(float*))
         cdef Py_buffer* view
@@ -242,7 +242,7 @@ cdef class _Merge(_Call):
         job.scalars.lr, job.scalars.mu, job.scalars.period, job.scalars.k = scalars
         return 0
 
-    cdef int weigh(self, list weights) except -1:
+    cdef int weigh(self, weights) except -1:
         cdef double* weight = <double*>self.lend(len(weights) * sizeof(double))
         cdef Py_ssize_t i
         for i in range(len(weights)):
@@ -277,16 +277,16 @@ cdef class _Norms(_Call):
     cdef sm_norms_job job
 
 
-def run(Plan plan not None, *, int mode, list gradients, list weights, Buffer params not None,
+def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not None,
         tuple state, Buffer params_out not None, tuple state_out, int outer, scalars,
         heloco=None, clip=None, int trim=-1, merged=None, FoldSums fold=None,
         double fold_scale=1.0, bint stats=False):
     """Merges one fragment and takes its outer step into the output buffers. Releases the GIL.
 
-    mode: 0 avg, 1 rda. gradients: f32 arrays of plan.numel elements, in learner order; weights: f64,
-    one each. Instead, `merged` (f32, plan.numel) is the merged gradient itself (with it, gradients
-    only serve the statistics), or `fold` the sums of pushes added before (fold_scale: the average is
-    sum * f32(fold_scale)).
+    mode: 0 avg, 1 rda. gradients: f32 arrays of plan.numel elements, in learner order; weights: f64
+    numbers, one each. Instead, `merged` (f32, plan.numel) is the merged gradient itself (with it,
+    gradients only serve the statistics), or `fold` the sums of pushes added before (fold_scale: the
+    average is sum * f32(fold_scale)).
     state, state_out: buffers of the optimizer's arrays (momentum first). outer: a STEP_ constant;
     STEP_NONE writes the merged gradient itself to params_out. scalars: (lr, mu, period, k), rounded
     to f32 here. heloco: (c_ok, k_s, k_d, beta_max, kappa, eps) or None. clip: a factor for each
@@ -304,7 +304,7 @@ def run(Plan plan not None, *, int mode, list gradients, list weights, Buffer pa
     cdef size_t strips = SM_STRIP
     if len(gradients) != len(weights) or (clip is not None and len(clip) != len(gradients)):
         raise ValueError("gradients, weights and clip factors do not match in number")
-    if not gradients and merged is None and fold is None:
+    if len(gradients) == 0 and merged is None and fold is None:
         raise ValueError("a merge needs at least one gradient, a fold, or the merged gradient")
     if trim >= 0 and 2 * trim >= len(gradients):
         raise ValueError(f"{len(gradients)} gradients are too few to drop {trim} at each end")
@@ -357,7 +357,7 @@ def add(FoldSums fold not None, gradient, *, double factor, double weight, Buffe
     return turned(&job.crew, 0)
 
 
-def norms(Plan plan not None, list gradients):
+def norms(Plan plan not None, gradients):
     """Norm of each gradient as a whole: the root of its tensors' blocked sums of squares, f64.
 
     gradients: f32 arrays of plan.numel elements. Releases the GIL. Raises ValueError like `run`.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 from syncer import kernels
 from syncer.errors import InvariantViolation, NumericsError
@@ -28,14 +28,30 @@ from syncer.merge.buffers import Buffer
 from syncer.merge.robust import clip_factors
 from syncer.merge.stats import LearnerSums
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 Member = tuple[int, int]
-Gradient = Any | Callable[[], Any]
+Gradient: TypeAlias = "NDArray[np.float32] | Callable[[], NDArray[np.float32]]"
 """An f32 array of the fragment's length, or a call that decodes it when it is needed."""
 
 FOLDS = ("batch", "exact", "streaming")
 WEIGHT_MAX = 2.0**96
 """Largest weight of a streaming fold, where it is a factor of its own as f32: counters are u64, and
 their extremes must not make a sum infinite. No run comes near it."""
+
+
+class FoldOptions(TypedDict):
+    """What a fold is opened with, besides its sums."""
+
+    fragment: int
+    base: int
+    """Version of the fragment whose momentum corrects the pushes."""
+    momentum: Buffer | None
+    heloco: Sequence[float] | None
+    clip_norm: float | None
+    stats: bool
 
 
 class Fold:
@@ -46,25 +62,28 @@ class Fold:
 
     kind: str
 
-    def __init__(self, sums: engine.FoldSums, *, fragment: int, base: int,
-                 momentum: Buffer | None, heloco: Sequence[float] | None,
-                 clip_norm: float | None, stats: bool):
+    def __init__(self, sums: engine.FoldSums, **options: Unpack[FoldOptions]):
         self.sums: engine.FoldSums | None = sums
-        self.fragment = fragment
-        self.base = base
-        """Version of the fragment whose momentum corrects the pushes."""
+        self.fragment = options["fragment"]
+        self.base = options["base"]
         self.members: list[Member] = []
         """Members folded so far, in the order of folding."""
-        self.stats: list[LearnerSums] | None = [] if stats else None
+        self.stats: list[LearnerSums] | None = [] if options["stats"] else None
         """Sums of each member for the statistics, when they are on."""
-        self._momentum = momentum
-        self._heloco = heloco
-        self._clip_norm = clip_norm
+        self._momentum = options["momentum"]
+        self._heloco = options["heloco"]
+        self._clip_norm = options["clip_norm"]
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Gives the sums and the momentum back; only the members and statistics stay."""
         self.sums = self._momentum = None
+
+    def open_sums(self) -> engine.FoldSums:
+        """The sums. Raises InvariantViolation if the fold is closed."""
+        if self.sums is None:
+            raise InvariantViolation(f"the fold of fragment {self.fragment} is closed")
+        return self.sums
 
     @property
     def pushes(self) -> int:
@@ -91,15 +110,14 @@ class Fold:
         raise NotImplementedError
 
     def _fold(self, member: Member, factor: float, weight: float, gradient: Gradient) -> None:
-        if self.sums is None:
-            raise InvariantViolation(f"the fold of fragment {self.fragment} is closed")
+        sums = self.open_sums()
         array = gradient() if callable(gradient) else gradient
         clip = norm = 1.0
         if self._clip_norm is not None or self.stats is not None:
-            norm = engine.norms(self.sums.plan, [array])[0]
+            norm = engine.norms(sums.plan, [array])[0]
         if self._clip_norm is not None:
             clip = clip_factors(self._clip_norm, [norm])[0]
-        turned = engine.add(self.sums, array, factor=factor, weight=weight,
+        turned = engine.add(sums, array, factor=factor, weight=weight,
                             momentum=self._momentum, heloco=self._heloco, clip=clip)
         if self.stats is not None:
             along = 0.0 if self._momentum is None else kernels.dot(array, self._momentum)
@@ -114,7 +132,8 @@ class StreamingFold(Fold):
 
     @property
     def scale(self) -> float:
-        return 1.0 / self.sums.weight_sum if self.sums.weight_sum > 0.0 else 0.0
+        total = self.open_sums().weight_sum
+        return 1.0 / total if total > 0.0 else 0.0
 
     def add(self, learner: int, generation: int, weight: float,
             gradient: Gradient) -> list[Member]:
@@ -137,7 +156,8 @@ class ExactFold(Fold):
 
     kind = "exact"
 
-    def __init__(self, sums: engine.FoldSums, roster: Sequence[int], **options):
+    def __init__(self, sums: engine.FoldSums, roster: Sequence[int],
+                 **options: Unpack[FoldOptions]):
         super().__init__(sums, **options)
         self.roster = tuple(sorted(roster))
         if not self.roster or len(set(self.roster)) != len(self.roster):

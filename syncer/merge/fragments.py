@@ -13,25 +13,50 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
 
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, Layout
 from syncer.merge import engine
 from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.correction import HelocoConstants, checked
-from syncer.merge.folds import ExactFold, Fold, Member, StreamingFold
+from syncer.merge.folds import ExactFold, Fold, FoldOptions, Member, StreamingFold
 from syncer.merge.iso import flatten_all
-from syncer.merge.optimizers import Optimizer, OuterConstants, optimizer
+from syncer.merge.optimizers import Optimizer, OuterConstants, Scalars, optimizer
 from syncer.merge.plan import Plan
 from syncer.merge.robust import ClipNorm, Robust, checked_clip, checked_robust, clip_factors, trim
 from syncer.merge.stats import LearnerSums, Statistics, explain
-from syncer.merge.versions import FragmentVersion, Prepared
+from syncer.merge.versions import FragmentVersion, Prepared, floats
 
-Contribution = tuple[int, int, float, Any]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Contribution: TypeAlias = "tuple[int, int, float, NDArray[np.float32]]"
 """(learner, generation, weight, gradient): f32 of the fragment's length, negated delta."""
+
+
+class _Source(TypedDict):
+    """What is merged, as `engine.run` takes it."""
+
+    gradients: Sequence[NDArray[np.float32]]
+    weights: Sequence[float]
+    heloco: NotRequired[HelocoConstants | None]
+    clip: NotRequired[list[float] | None]
+    trim: NotRequired[int]
+    fold: NotRequired[engine.FoldSums]
+    fold_scale: NotRequired[float]
+
+
+class _Step(TypedDict):
+    """Where a merge starts from and what it writes, as `engine.run` takes it."""
+
+    params: Buffer
+    state: tuple[Buffer, ...]
+    params_out: Buffer
+    state_out: tuple[Buffer, ...]
+    scalars: Scalars
+    stats: bool
 
 
 class FragmentStore:
@@ -92,8 +117,8 @@ class FragmentStore:
         """Bytes kept for the next merges: at most one result per round that commits at once."""
         return self._pool.spare_bytes
 
-    def adopt(self, fragment: int, params: np.ndarray, *, version: int = 0,
-              state: Mapping[str, np.ndarray] | None = None) -> FragmentVersion:
+    def adopt(self, fragment: int, params: NDArray[np.float32], *, version: int = 0,
+              state: Mapping[str, NDArray[np.float32]] | None = None) -> FragmentVersion:
         """Makes `params` (f32, contiguous, finite) the fragment's current version.
 
         Takes ownership: the arrays must not be written any more. Without `state` every optimizer
@@ -116,8 +141,9 @@ class FragmentStore:
                                  f"got {len(buffer)}")
         fragments = len(self.layout.fragments)
         commits = 0 if version == 0 else (version - fragment - 1) // fragments + 1
-        self._current[fragment] = FragmentVersion(fragment, version, commits, names, buffers)
-        return self._current[fragment]
+        adopted = FragmentVersion(fragment, version, commits, names, buffers)
+        self._current[fragment] = adopted
+        return adopted
 
     def current(self, fragment: int) -> FragmentVersion:
         """The published version. Raises InvariantViolation before the fragment was adopted."""
@@ -136,8 +162,8 @@ class FragmentStore:
         """
         ordered = sorted(contributions, key=lambda c: (c[0], c[1]))
         gradients = [c[3] for c in ordered]
-        source = {"gradients": gradients, "weights": [c[2] for c in ordered],
-                  "heloco": self._heloco}
+        source: _Source = {"gradients": gradients, "weights": [c[2] for c in ordered],
+                           "heloco": self._heloco}
         if self._clip_norm is not None:
             lengths = engine.norms(self._plans[fragment], gradients)
             source["clip"] = clip_factors(self._clip_norm, lengths) if gradients else None
@@ -155,7 +181,8 @@ class FragmentStore:
         mode = self.layout.fragments[fragment].merge_mode
         if kind not in ("exact", "streaming"):
             raise ConfigError(f"fold {kind!r} is not known; choose batch, exact or streaming")
-        if self._clip_norm == "median" or self._robust is not None:
+        clip_norm = self._clip_norm
+        if clip_norm == "median" or self._robust is not None:
             raise ConfigError("the median of the norms and robust merges compare all pushes of a "
                               "round; they need the batch fold")
         if kind == "exact" and (self._heloco is not None or mode == ISO):
@@ -163,13 +190,13 @@ class FragmentStore:
         base = self.current(fragment)
         directed = mode == RDA
         sums = engine.FoldSums(self._plans[fragment], self._pool, directed)
-        options = {
+        options: FoldOptions = {
             "fragment": fragment, "base": base.version, "heloco": self._heloco,
             "momentum": base.buffers[1] if "momentum" in self._optimizer.state else None,
-            "clip_norm": self._clip_norm, "stats": self._stats,
+            "clip_norm": clip_norm, "stats": self._stats,
         }
-        fold = ExactFold(sums, roster, **options) if kind == "exact" else StreamingFold(
-            sums, **options)
+        fold: Fold = (ExactFold(sums, roster, **options) if kind == "exact"
+                      else StreamingFold(sums, **options))
         self._lend(1 + directed)
         weakref.finalize(fold, self._take_back, 1 + directed)
         return fold
@@ -180,20 +207,19 @@ class FragmentStore:
         Raises NumericsError `fold incomplete` for an exact fold that closes short, or one without a
         push; InvariantViolation if it is closed, or its fragment has another version by now.
         """
-        if fold.sums is None:
-            raise InvariantViolation(f"the fold of fragment {fold.fragment} is closed")
+        sums = fold.open_sums()
         fold.check_complete()
         current = self.current(fold.fragment).version
         if current != fold.base:
             raise InvariantViolation(
                 f"the fold of fragment {fold.fragment} was opened at version {fold.base}, "
                 f"which is {current} by now")
-        source = {"gradients": [], "weights": [], "fold": fold.sums, "fold_scale": fold.scale}
+        source: _Source = {"gradients": [], "weights": [], "fold": sums, "fold_scale": fold.scale}
         prepared = self._prepare(fold.fragment, step, fold.members, source, fold.stats)
         fold.close()
         return prepared
 
-    def _prepare(self, fragment: int, step: int, members: Sequence[Member], source: dict[str, Any],
+    def _prepare(self, fragment: int, step: int, members: Sequence[Member], source: _Source,
                  folded: list[LearnerSums] | None = None) -> Prepared:
         base = self.current(fragment)
         plan = self._plans[fragment]
@@ -211,29 +237,31 @@ class FragmentStore:
         return Prepared(step, gnorm, base, result, stats)
 
     def _run(self, base: FragmentVersion, outputs: list[Buffer],
-             source: dict[str, Any]) -> tuple[float, int, Statistics | None]:
+             source: _Source) -> tuple[float, int, Statistics | None]:
         layout = self.layout.fragments[base.fragment]
         plan = self._plans[base.fragment]
         kernel, scalars = self._optimizer.step(self._constants, base.commits)
-        common = {"params": base.buffers[0], "state": base.buffers[1:], "params_out": outputs[0],
-                  "state_out": tuple(outputs[1:]), "scalars": scalars, "stats": self._stats}
+        common: _Step = {
+            "params": base.buffers[0], "state": base.buffers[1:], "params_out": outputs[0],
+            "state_out": tuple(outputs[1:]), "scalars": scalars, "stats": self._stats}
         if layout.merge_mode != ISO:
             return engine.run(plan, mode=layout.merge_mode, outer=kernel, **source, **common)
         gnorm, bad, first = engine.run(plan, mode=AVG, outer=engine.STEP_NONE, **source, **common)
         if bad >= 0:
             return gnorm, bad, None
-        flatten_all(np.frombuffer(outputs[0], np.float32), layout.shapes, self._threads)
+        flatten_all(floats(outputs[0]), layout.shapes, self._threads)
         # the gradients serve the statistics alone from here on
         gnorm, bad, sums = engine.run(
             plan, mode=AVG, outer=kernel, merged=outputs[0], **common,
             gradients=source["gradients"] if self._stats else [],
             weights=source["weights"] if self._stats else [])
-        if sums is not None:
+        if first is not None and sums is not None:
             sums = [(*after[:3], before[3])
                     for before, after in zip(first[0], sums[0], strict=True)], sums[1]
         return gnorm, bad, sums
 
-    def _not_finite(self, fragment: int, tensor: int, members: Sequence[Member]):
+    def _not_finite(self, fragment: int, tensor: int,
+                    members: Sequence[Member]) -> NumericsError:
         learners = ", ".join(str(learner) for learner, _ in sorted(members))
         mode = MERGE_MODES[self.layout.fragments[fragment].merge_mode]
         return NumericsError(
@@ -247,14 +275,14 @@ class FragmentStore:
         Raises InvariantViolation if it was published or discarded before, or if the fragment's
         current version is not the one the merge started from.
         """
-        result = prepared.result
-        if result is None:
+        result, base = prepared.result, prepared.base
+        if result is None or base is None:
             raise InvariantViolation(
                 f"the merge of step {prepared.step} was published or discarded before")
-        if self._current[prepared.fragment] is not prepared.base:
+        if self._current[prepared.fragment] is not base:
             now = self.current(prepared.fragment).version
             raise InvariantViolation(
-                f"the merge of step {prepared.step} started from version {prepared.base.version} "
+                f"the merge of step {prepared.step} started from version {base.version} "
                 f"of fragment {prepared.fragment}, which is at version {now}")
         self._current[prepared.fragment] = result
         self._close(prepared)

@@ -1,12 +1,16 @@
+# Compiled from plan.pyx, where the docstrings are.
 from collections.abc import Sequence
 from typing import Self, final
 
 @final
 class Plan:
-    threads: int
-    numel: int
-    tensors: int
     def __new__(cls, numels: Sequence[int], threads: int) -> Self: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def tensors(self) -> int: ...
     @property
     def shared(self) -> list[int]: ...
     @property

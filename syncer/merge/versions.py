@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from syncer.merge.buffers import Buffer
 from syncer.merge.stats import MergeStats
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def floats(buffer: Buffer) -> NDArray[np.float32]:
+    """The elements as an array over the same memory, which it keeps alive."""
+    return np.frombuffer(memoryview(buffer), np.float32)
 
 
 class FragmentVersion:
@@ -25,16 +34,16 @@ class FragmentVersion:
         self._names = tuple(names)
         self.buffers = tuple(buffer.freeze() for buffer in buffers)
         """Parameters, then the optimizer's arrays, as `engine` takes them."""
-        self.params = np.frombuffer(buffers[0], np.float32)
+        self.params = floats(buffers[0])
 
     @property
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self) -> dict[str, NDArray[np.float32]]:
         """The optimizer's arrays by name, in the order of its table entry."""
-        return {name: np.frombuffer(buffer, np.float32)
+        return {name: floats(buffer)
                 for name, buffer in zip(self._names, self.buffers[1:], strict=True)}
 
     @property
-    def momentum(self) -> np.ndarray | None:
+    def momentum(self) -> NDArray[np.float32] | None:
         """The momentum, or None if the optimizer keeps none."""
         return self.state.get("momentum")
 
