@@ -43,9 +43,9 @@ from syncer.protocol import (  # noqa: E402
 )
 from syncer.server.conn import Channel, Group, configure  # noqa: E402
 from syncer.server.ingest import DECODERS, Ingest, Intake  # noqa: E402
-from syncer.server.loop import Loop  # noqa: E402
+from syncer.server.selector import SelectorLoop  # noqa: E402
+from syncer.server.system import ThreadWorkers  # noqa: E402
 from syncer.server.wire_version import WireVersion  # noqa: E402
-from syncer.server.workers import Workers  # noqa: E402
 from syncer.wire import encode, messages  # noqa: E402
 from syncer.wire.frames import FrameReader  # noqa: E402
 from syncer.wire.hello import Hello  # noqa: E402
@@ -134,8 +134,8 @@ class Delegate:
     """Counts what a group brings in and gives buffers back at once."""
 
     def __init__(self):
-        self.loop = Loop()
-        self.workers = Workers(self.loop)
+        self.loop = SelectorLoop()
+        self.workers = ThreadWorkers(self.loop)
         self.pool = BufferPool()
         self.pool.spare_bytes_max = 8 * 4 * NUMEL
         self.ingest = Ingest(self.workers, self.pool, self, threads=1)

@@ -6,13 +6,12 @@ session of its own, and holds no more for strangers than the limits below.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from typing import Any, Protocol
 
 from syncer.config import Config
-from syncer.errors import RemoteProtocolError, SyncerError
+from syncer.errors import RemoteProtocolError
 from syncer.protocol import Msg
 from syncer.server.conn import Channel, Farewell, Group, Owner, configure
 from syncer.server.log import Log
@@ -33,12 +32,7 @@ FIRST_FRAME_NS = 30 * 10**9
 DATA_HELLO_WAIT_NS = 10 * 10**9
 """Time that a data socket waits for the HELLO of its group (protocol.md 7)."""
 ACCEPTS_PER_TURN = 64
-BACKLOG = 512
 NO_DESCRIPTORS_PAUSE_NS = 10**9
-
-
-class BindError(SyncerError):
-    """The address cannot be listened on."""
 
 
 class Host(Protocol):
@@ -54,31 +48,6 @@ class Host(Protocol):
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `BindError` with one sentence."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise BindError(f"--host {host} cannot be listened on: {error.strerror or error}; name an "
-                        "address of this machine") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        where = f"{host}:{port}"
-        if error.errno == errno.EADDRINUSE:
-            raise BindError(f"{where} is in use by another program; stop it or choose another "
-                            "--port") from None
-        raise BindError(f"{where} cannot be listened on: {os.strerror(error.errno or 0)}; choose "
-                        "another --host or --port") from None
-    sock.setblocking(False)
-    return sock
 
 
 class Stranger(Owner):
@@ -108,7 +77,7 @@ class Stranger(Owner):
 
 
 class Door(Handler):
-    """Accepts sockets until `close`; a listening socket comes from `listen`."""
+    """Accepts sockets until `close`; a listening socket comes from `System.listen`."""
 
     def __init__(self, loop: Loop, config: Config, log: Log, sock: socket.socket, host: Host):
         self.loop, self.config, self.log, self.host = loop, config, log, host

@@ -1,4 +1,4 @@
-"""The log: one line per happening, as text or JSON, on one descriptor.
+"""The log: one line per happening, as text or JSON.
 
 It must not colour lines when nobody looks at them, never writes two lines for one happening
 whatever a peer put into a value, and never ends the process because the log cannot be written.
@@ -7,11 +7,9 @@ whatever a peer put into a value, and never ends the process because the log can
 from __future__ import annotations
 
 import json
-import os
-import sys
-import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 SHORT = {"DEBUG": "DEBUG", "INFO": "INFO ", "WARNING": "WARN ", "ERROR": "ERROR"}
@@ -19,35 +17,39 @@ COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR
 PLAIN = "\x1b[0m"
 
 
+class Lines(Protocol):
+    """The port: takes one whole line a call, from every thread, and never raises."""
+
+    terminal: bool
+
+    def __call__(self, line: bytes) -> None: ...
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 class Log:
     """Writes lines of at least `level` ("debug" … "error") in `form` ("text" or "json").
 
-    Usable from every thread. A line is one `write` call. `descriptor` defaults to standard error.
+    Usable from every thread. `now` is asked for the time of each line.
     """
 
-    def __init__(self, level: str = "info", form: str = "text", descriptor: int | None = None):
+    def __init__(self, level: str, form: str, lines: Lines,
+                 now: Callable[[], datetime] = utc_now):
         level = level.upper()
         self.threshold = LEVELS["WARNING" if level == "WARN" else level]
         self.json = form == "json"
-        self.descriptor = sys.stderr.fileno() if descriptor is None else descriptor
-        self.colour = not self.json and os.isatty(self.descriptor)
-        self.lock = threading.Lock()
-
-    def enabled(self, level: str) -> bool:
-        return LEVELS[level] >= self.threshold
+        self.lines = lines
+        self.now = now
+        self.colour = not self.json and lines.terminal
 
     def write(self, level: str, text: str, fields: dict[str, Any]) -> None:
         """One line: `text`, then the fields. `level` is a name of the logging module."""
         if LEVELS[level] < self.threshold:
             return
         line = self._json(level, text, fields) if self.json else self._text(level, text, fields)
-        data = line.encode("utf-8", "backslashreplace") + b"\n"
-        with self.lock:
-            try:
-                while data:
-                    data = data[os.write(self.descriptor, data) :]
-            except OSError:
-                pass  # nobody reads the log, or the disk is full: training goes on
+        self.lines(line.encode("utf-8", "backslashreplace") + b"\n")
 
     def debug(self, text: str, **fields: Any) -> None:
         self.write("DEBUG", text, fields)
@@ -61,9 +63,12 @@ class Log:
     def error(self, text: str, **fields: Any) -> None:
         self.write("ERROR", text, fields)
 
+    def _time(self) -> str:
+        return self.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
     def _json(self, level: str, text: str, fields: dict[str, Any]) -> str:
         # The fixed keys win: a field of the same name must not hide when or what happened.
-        record = {**fields, "time": _now(), "level": level.lower(), "message": text}
+        record = {**fields, "time": self._time(), "level": level.lower(), "message": text}
         first = {key: record.pop(key) for key in ("time", "level", "message")}
         return json.dumps({**first, **record}, ensure_ascii=False, default=str)
 
@@ -71,13 +76,9 @@ class Log:
         head = SHORT[level]
         if self.colour:
             head = f"{COLOURS[level]}{head}{PLAIN}"
-        parts = [f"{_now()} {head} {_one_line(text)}"]
+        parts = [f"{self._time()} {head} {_one_line(text)}"]
         parts += [f"{name}={_value(value)}" for name, value in fields.items()]
         return " ".join(parts)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _value(value: Any) -> str:

@@ -10,23 +10,28 @@ cdef class Timer:
 
 
 cdef class Handler:
-    # Called by the loop when the registered descriptor is ready; `events` is a selectors mask.
+    # Called by the loop when the registered descriptor is ready; `events` is a mask of READ, WRITE.
     # A handler that was unregistered earlier in the same turn may still be called once and must
     # ignore it.
     cpdef object ready(self, int events)
 
 
 cdef class Loop:
-    cdef object selector, posted, wake_read
-    cdef readonly object wake_write
+    cdef object posted
     cdef list timers
     cdef long long timer_order
     cdef bint waking
     cdef readonly object scratch
     cdef public unsigned long long bytes_received, bytes_sent
 
+    # The port: what a world has to bring.
     cpdef long long now_ns(self)
-    cpdef Timer call_at(self, long long when_ns, object callback)
     cpdef object register(self, object sock, int events, Handler handler)
     cpdef object modify(self, object sock, int events, Handler handler)
     cpdef object unregister(self, object sock)
+    cpdef object wake(self)
+
+    # The same in every world.
+    cpdef Timer call_at(self, long long when_ns, object callback)
+    cpdef object turn(self, list ready)
+    cpdef object due_ns(self, object deadline_ns)

@@ -1,17 +1,14 @@
-"""The readiness loop: sockets, timers and results of other threads, in one thread.
+"""Timers and results of other threads, in one thread, around whatever tells that sockets are ready.
 
-It knows nothing of the protocol or of rounds; it must not decide anything and must not block
-anywhere but in the selector.
+It knows nothing of the protocol or of rounds; it must not decide anything, and makes no system call:
+`selector.SelectorLoop` waits for real sockets, a simulation for simulated ones.
 """
 
-import selectors
-import socket
 from collections import deque
 from heapq import heappop, heappush
-from time import monotonic_ns
 
-READ = selectors.EVENT_READ
-WRITE = selectors.EVENT_WRITE
+READ = 1
+WRITE = 2
 SCRATCH_BYTES = 65536
 POSTED_PER_TURN = 256
 """Results taken in one turn: sockets and timers get their chance in between."""
@@ -39,53 +36,39 @@ cdef class Handler:
         raise NotImplementedError
 
 
-cdef class _WakeUp(Handler):
-    """Empties the wake-up socket; what woke the loop is in the posted queue."""
-    cdef Loop loop
-
-    cpdef object ready(self, int events):
-        try:
-            while self.loop.wake_read.recv_into(self.loop.scratch) == SCRATCH_BYTES:
-                pass
-        except BlockingIOError:
-            pass
-        # Cleared before the queue is read: whoever posts later sees False and wakes again.
-        self.loop.waking = False
-
-
 cdef class Loop:
-    """Selector, timers and a queue that other threads may post to.
+    """Timers, a queue that other threads may post to, and the port to a world with sockets.
 
-    All state of the server belongs to the thread that calls `poll`. `scratch` is memory for bytes
-    that are read only to be thrown away.
+    All state of the server belongs to the thread that calls `turn`. `scratch` is memory for bytes
+    that are read only to be thrown away. A world brings a clock (`now_ns`), what is ready
+    (`register`, `modify`, `unregister` by socket) and a way to end its wait from another thread
+    (`wake`); it waits until something is ready, or until `due_ns`, and then makes a `turn`.
     """
 
     def __init__(self):
-        cdef _WakeUp wake_up = _WakeUp()
-        self.selector = selectors.DefaultSelector()
         self.posted = deque()
         self.timers = []
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self.wake_read, self.wake_write = socket.socketpair()
-        self.wake_read.setblocking(False)
-        self.wake_write.setblocking(False)
-        wake_up.loop = self
-        self.register(self.wake_read, READ, wake_up)
 
     cpdef long long now_ns(self):
-        return monotonic_ns()
+        raise NotImplementedError
 
     cpdef object register(self, object sock, int events, Handler handler):
-        self.selector.register(sock, events, handler)
+        raise NotImplementedError
 
     cpdef object modify(self, object sock, int events, Handler handler):
-        self.selector.modify(sock, events, handler)
+        raise NotImplementedError
 
     cpdef object unregister(self, object sock):
-        self.selector.unregister(sock)
+        raise NotImplementedError
 
+    cpdef object wake(self):
+        """From any thread or signal handler: end the current wait."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------------------------- in turn
     cpdef Timer call_at(self, long long when_ns, object callback):
-        """Call `callback()` in the first turn at or after `when_ns` of the monotonic clock."""
+        """Call `callback()` in the first turn at or after `when_ns` of the loop's clock."""
         cdef Timer timer = Timer(when_ns, callback)
         self.timer_order += 1
         heappush(self.timers, (when_ns, self.timer_order, timer))
@@ -98,43 +81,39 @@ cdef class Loop:
             self.waking = True
             self.wake()
 
-    def wake(self):
-        """From any thread or signal handler: end the current wait."""
-        try:
-            self.wake_write.send(b"\0")
-        except (BlockingIOError, OSError):
-            pass  # full: the loop is about to wake; closed: there is no loop any more
+    def woken(self):
+        """The wait has ended by `wake`: from here on another post wakes again."""
+        self.waking = False
 
-    def poll(self, deadline_ns=None):
-        """Wait until something is ready, or `deadline_ns`, or the next timer; then run all of it."""
-        cdef object timeout = self._timeout(deadline_ns)
+    cpdef object turn(self, list ready):
+        """Run what is ready, a list of (handler, events), then due timers, then what was posted."""
         cdef Handler handler
-        for key, events in self.selector.select(timeout):
-            handler = key.data
+        for found, events in ready:
+            handler = found
             handler.ready(events)
         self._run_timers()
         self._run_posted()
 
-    def _timeout(self, deadline_ns):
+    cpdef object due_ns(self, object deadline_ns):
+        """When the next turn is due at the latest: now if something is posted, else the earlier of
+        `deadline_ns` and the next timer; None if neither is set."""
         cdef Timer timer
         if self.posted:
-            return 0
+            return self.now_ns()
         while self.timers:
             timer = self.timers[0][2]
             if timer.callback is not None:
                 if deadline_ns is None or timer.when_ns < deadline_ns:
-                    deadline_ns = timer.when_ns
+                    return timer.when_ns
                 break
             heappop(self.timers)
-        if deadline_ns is None:
-            return None
-        return max(0, deadline_ns - monotonic_ns()) / 1e9
+        return deadline_ns
 
     def _run_timers(self):
         cdef Timer timer
         if not self.timers:
             return
-        now_ns = monotonic_ns()
+        now_ns = self.now_ns()
         while self.timers and self.timers[0][0] <= now_ns:
             timer = heappop(self.timers)[2]
             callback, timer.callback = timer.callback, None
@@ -145,8 +124,3 @@ cdef class Loop:
         for _ in range(min(len(self.posted), POSTED_PER_TURN)):
             callback, args = self.posted.popleft()
             callback(*args)
-
-    def close(self):
-        self.selector.close()
-        self.wake_read.close()
-        self.wake_write.close()

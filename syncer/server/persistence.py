@@ -34,7 +34,8 @@ class Persistence:
     run.
     """
 
-    def __init__(self, config: Config, log: Log, files: Files = FILES, lane: Lane | None = None):
+    def __init__(self, config: Config, log: Log, files: Files = FILES,
+                 lane: Callable[[], Lane] = Lane):
         self.config, self.log, self.files = config, log, files
         self.path = config.checkpoint_path
         self.lock: PathLock | None = None
@@ -59,7 +60,7 @@ class Persistence:
             self.saver = Saver(
                 self.path, form=config.checkpoint_format, keep=config.checkpoint_keep,
                 retries=config.checkpoint_retries, direct=config.checkpoint_direct,
-                files=files, lane=lane,
+                files=files, lane=lane(),
                 warn=lambda text, fields: log.warning(text, **fields))
         except BaseException:
             self.close()

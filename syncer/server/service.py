@@ -1,78 +1,120 @@
-"""One run of the server from start to exit status: binds, loops, flushes, ends.
+"""One run of the server from start to exit status: opens what it needs, serves, flushes, ends.
 
-It owns the process's signals and its exit status; what happens in between is the driver's.
+It makes no system call of its own: those are the ports of a `System`. What happens between the
+start and the end is the driver's.
 """
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 import sys
-import threading
 import traceback
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 from syncer.checkpoint.atomic import WriteError
 from syncer.config import Config
 from syncer.core import events
 from syncer.errors import CheckpointError, ConfigError
-from syncer.exits import NO_FAILURES, Exit, after_signal
-from syncer.server.door import BindError, Door, listen
+from syncer.exits import NO_FAILURES, Exit
+from syncer.server.door import Door
 from syncer.server.driver import Driver, Ending
 from syncer.server.log import Log
-from syncer.server.loop import Loop
 from syncer.server.persistence import Persistence
+from syncer.server.system import BindError, Signals, System
 from syncer.server.tape import Tape
-from syncer.server.workers import Workers
 
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
 
 
 class Server:
-    """A bound server; `run` serves until the run ends and returns the exit status.
+    """A bound server in a world: `system` has its ports.
 
     Raises `BindError` when the address cannot be listened on, `ConfigError` when a file cannot be
     opened, `CheckpointError` when a checkpoint cannot be resumed. `address` is (host, port) as
-    bound. `stop` may be called from any thread.
+    bound. `status` is the exit status once `life` has ended.
     """
 
-    def __init__(self, config: Config, log: Log | None = None):
+    def __init__(self, config: Config, log: Log | None = None, system: System | None = None):
         self.config = config
-        self.log = log or Log(config.log_level, config.log_format)
+        self.system = system or System()
+        self.log = log or Log(config.log_level, config.log_format, self.system.log_lines())
         with ExitStack() as undo:
-            self.loop = Loop()
+            self.loop = self.system.loop()
             undo.callback(self.loop.close)
-            self.persistence = Persistence(config, self.log)
+            self.persistence = Persistence(config, self.log, self.system.files, self.system.lane)
             undo.callback(self.persistence.close)
-            sock = listen(config.bind_host, config.port)
+            sock = self.system.listen(config.bind_host, config.port)
             undo.callback(sock.close)
-            self.tape = open_tape(config)
+            self.tape = open_tape(config, self.system)
             if self.tape is not None:
                 undo.callback(self.tape.close)
             self.persistence.begin()
             undo.pop_all()
-        self.workers = Workers(self.loop)
+        self.workers = self.system.workers(self.loop)
         self.driver = Driver(config, self.loop, self.workers, self.log, tape=self.tape,
                              persistence=self.persistence)
         self.door = Door(self.loop, config, self.log, sock, self.driver)
         self.driver.door = self.door
         self.address = self.door.address
+        self.status: int = Exit.FAILED
 
     def run(self) -> int:
-        """Serve until the run ends; everything is closed when this returns.
+        """Serve until the run ends and return the exit status; then everything is closed.
 
         In the main thread the first SIGTERM or SIGINT ends the run gracefully, a second one ends
         the process at once.
         """
-        with _Signals(self):
-            status = self._serve_to_the_end()
+        life = self.life()
+        with Signals(self.loop.wake_write.fileno(), self.stop):
+            deadline_ns = next(life)
+            while True:
+                try:
+                    try:
+                        self.loop.poll(deadline_ns)
+                    except Exception as error:
+                        deadline_ns = life.throw(error)
+                    else:
+                        deadline_ns = next(life)
+                except StopIteration:
+                    break
         self.loop.close()
-        return status
+        return self.status
 
-    def _serve_to_the_end(self) -> int:
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Ask for a graceful end, as the first signal does. From any thread."""
+        self.loop.post(lambda: self.driver.handle(events.Stop(int(signum))))
+
+    # -------------------------------------------------------------------------------- the life
+    def life(self) -> Iterator[int | None]:
+        """The run from its first log line to its last.
+
+        Whoever drives it makes a turn of the loop after each value, a time of the loop's clock by
+        which that turn is due at the latest (None: when something is ready), and throws in here
+        what the turn raised.
+        """
+        self._announce()
+        driver = self.driver
+        try:
+            while driver.ending is None:
+                yield driver.scheduler.deadline_ns()
+                driver.tick_if_due()
+            ending = driver.ending
+        except Exception as error:
+            ending = self._defect(error)
+        self._say(ending)
+        try:
+            yield from self._close()
+        except Exception as error:
+            ending = self._defect(error)
+            self._say(ending)
+        self._totals()
+        if self.tape is not None:
+            self.tape.close()
+        self.status = ending.status
+
+    def _announce(self) -> None:
         config = self.config
         self.log.info("syncer listening", host=self.address[0], port=self.address[1],
                       learners=config.learners, total_steps=config.total_steps,
@@ -80,35 +122,10 @@ class Server:
                       profile_hash=config.profile_hash.hex())
         if config.host is None and not (config.key_bytes or config.allow_unauthenticated):
             self.log.info("only this machine can connect: no key is set (SYNCER_HMAC_KEY)")
-        try:
-            self._serve()
-            ending = self.driver.ending
-        except Exception as error:
-            ending = self._defect(error)
-        self._say(ending)
-        try:
-            self._close()
-        except Exception as error:
-            ending = self._defect(error)
-            self._say(ending)
-        self._totals()
-        if self.tape is not None:
-            self.tape.close()
-        return ending.status
-
-    def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Ask for a graceful end, as the first signal does."""
-        self.loop.post(lambda: self.driver.handle(events.Stop(int(signum))))
-
-    def _serve(self) -> None:
-        driver, loop, scheduler = self.driver, self.loop, self.driver.scheduler
-        while driver.ending is None:
-            loop.poll(scheduler.deadline_ns())
-            driver.tick_if_due()
 
     def _defect(self, error: Exception) -> Ending:
         """An error nobody should be able to cause: one line for people, the rest at debug level."""
-        for line in traceback.format_exc().splitlines():
+        for line in "".join(traceback.format_exception(error)).splitlines():
             self.log.debug(line)
         return Ending(Exit.FAILED, f"internal error: {type(error).__name__}: {error}")
 
@@ -117,42 +134,38 @@ class Server:
                        {"status": ending.status})
 
     # --------------------------------------------------------------------------------- the end
-    def _close(self) -> None:
+    def _close(self) -> Iterator[int | None]:
         """Flush what is queued, let peers read it, then close every socket and thread."""
         self.driver.ending = self.driver.ending or Ending(Exit.FAILED, "")
         self.door.close()
         groups = [group for group in self.driver.groups.values() if not group.ended]
-        self._poll_until(lambda: all(group.flushed for group in groups), FLUSH_NS)
+        yield from self._until(lambda: all(group.flushed for group in groups), FLUSH_NS)
         for group in groups:
             if not group.ended:
                 self.door.say_farewell(group.channels, group.control, [])
-        self._poll_until(lambda: not self.door.farewells, None)
+        yield from self._until(lambda: not self.door.farewells, None)
         self.workers.close()
         self.persistence.close()
         self.driver.close()
 
-    def _poll_until(self, reached: Any, limit_ns: int | None) -> None:
+    def _until(self, reached: Callable[[], bool], limit_ns: int | None) -> Iterator[int | None]:
         deadline_ns = None if limit_ns is None else self.loop.now_ns() + limit_ns
-        while not reached():
-            if deadline_ns is not None and self.loop.now_ns() >= deadline_ns:
-                return
-            self.loop.poll(deadline_ns)
+        while not reached() and (deadline_ns is None or self.loop.now_ns() < deadline_ns):
+            yield deadline_ns
 
     def _totals(self) -> None:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        unit = 1 if sys.platform == "darwin" else 1024
+        usage = self.system.usage()
         self.log.info("server totals", bytes_received=self.loop.bytes_received,
-                      bytes_sent=self.loop.bytes_sent,
-                      cpu_seconds=round(usage.ru_utime + usage.ru_stime, 3),
-                      peak_rss_bytes=usage.ru_maxrss * unit, commits=self.driver.commits)
+                      bytes_sent=self.loop.bytes_sent, cpu_seconds=round(usage.cpu_seconds, 3),
+                      peak_rss_bytes=usage.peak_rss_bytes, commits=self.driver.commits)
 
 
-def open_tape(config: Config) -> Tape | None:
+def open_tape(config: Config, system: System) -> Tape | None:
     """The event tape, if one is asked for. Raises `ConfigError`."""
     if config.event_tape is None:
         return None
     try:
-        return Tape(config.event_tape)
+        return Tape(config.event_tape, system.append(config.event_tape))
     except OSError as error:
         raise ConfigError(f"--event-tape {config.event_tape} cannot be opened for appending: "
                           f"{error.strerror}; name a file you may write to") from None
@@ -172,36 +185,3 @@ def serve(config: Config) -> int:
         print(f"syncer: {error}", file=sys.stderr)
         return Exit.NOT_WRITTEN if isinstance(error, WriteError) else Exit.NOT_RESUMABLE
     return server.run()
-
-
-class _Signals:
-    """The process's SIGTERM and SIGINT while a server runs in the main thread."""
-
-    def __init__(self, server: Server):
-        self.server = server
-        self.seen = 0
-        self.previous: dict[int, Any] = {}
-        self.descriptor = -1
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            # The handler runs between bytecodes; the descriptor ends the wait in the selector.
-            self.descriptor = signal.set_wakeup_fd(self.server.loop.wake_write.fileno(),
-                                                   warn_on_full_buffer=False)
-            for signum in (signal.SIGTERM, signal.SIGINT):
-                self.previous[signum] = signal.signal(signum, self._caught)
-        return self
-
-    def _caught(self, signum: int, frame: Any) -> None:
-        self.seen += 1
-        if self.seen > 1:
-            os._exit(after_signal(signum))
-        self.server.stop(signum)
-
-    def __exit__(self, *exc_info: object) -> None:
-        for signum, handler in self.previous.items():
-            signal.signal(signum, handler)
-        if self.previous:
-            signal.set_wakeup_fd(self.descriptor)
-
-

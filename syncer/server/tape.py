@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, Protocol
 
 from syncer.errors import SyncerError
 
@@ -17,29 +17,41 @@ class TapeError(SyncerError):
     """A record could not be written as a whole."""
 
 
-class Tape:
-    """Appends records to `path`; readers may follow it by byte offset while it grows.
+class Appended(Protocol):
+    """The port: a file that only grows; each method raises OSError."""
 
-    Raises OSError when the file cannot be opened for appending.
+    def size(self) -> int: ...
+
+    def append(self, data: bytes) -> int: ...
+
+    def cut(self, size: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tape:
+    """Appends records to `file`; readers may follow it by byte offset while it grows.
+
+    path: for messages.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], file: Appended):
         self.path = os.fspath(path)
-        self.descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-                                  0o644)
+        self.file = file
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record. Raises `TapeError`, with the file as it was, when it does not fit."""
         line = json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        start = os.fstat(self.descriptor).st_size
         try:
-            written = os.write(self.descriptor, line)
+            start = self.file.size()
+            written = self.file.append(line)
+            if written != len(line):
+                self.file.cut(start)
         except OSError as error:
             raise TapeError(f"event tape {self.path}: {error.strerror}") from None
         if written != len(line):
-            os.ftruncate(self.descriptor, start)
             raise TapeError(f"event tape {self.path}: only {written} of {len(line)} bytes of a "
                             "record could be written; is the disk full?")
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        self.file.close()

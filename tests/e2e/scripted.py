@@ -34,6 +34,7 @@ from syncer.protocol import (
 )
 from syncer.server.log import Log
 from syncer.server.service import Server
+from syncer.server.system import Descriptor
 from syncer.wire import encode, messages
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
@@ -404,7 +405,7 @@ class ServerThread(Hosting):
         defaults = dict(learners=1, total_steps=1, port=0, sync_interval_steps=0.0)
         self.config = Config(**(defaults | settings))
         self.descriptor = descriptor
-        self.server = Server(self.config, Log("debug", "json", descriptor))
+        self.server = Server(self.config, Log("debug", "json", Descriptor(descriptor)))
         self.server.driver.check = True
         self.port = self.server.address[1]
         self.status: int | None = None

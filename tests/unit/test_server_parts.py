@@ -15,14 +15,16 @@ import pytest
 from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.final_state import write_final_state
 from syncer.server.log import Log
-from syncer.server.loop import POSTED_PER_TURN, READ, Handler, Loop
+from syncer.server.loop import POSTED_PER_TURN, READ, Handler
+from syncer.server.selector import SelectorLoop
+from syncer.server.system import AppendFile, Descriptor, ThreadWorkers
 from syncer.server.tape import Tape, TapeError
-from syncer.server.workers import Job, Workers
+from syncer.server.workers import Job
 
 
 @pytest.fixture
 def loop():
-    made = Loop()
+    made = SelectorLoop()
     yield made
     made.close()
 
@@ -95,7 +97,7 @@ def test_a_handler_that_left_in_the_same_turn_is_harmless(loop):
 
 # -------------------------------------------------------------------------------------- workers
 def test_results_and_errors_come_back_through_the_loop(loop):
-    workers = Workers(loop, 2)
+    workers = ThreadWorkers(loop, 2)
     answers = []
     workers.submit(Job(lambda: 7, lambda *answer: answers.append(answer)))
     workers.submit(Job(lambda: 1 // 0, lambda *answer: answers.append(answer)))
@@ -107,7 +109,7 @@ def test_results_and_errors_come_back_through_the_loop(loop):
 
 
 def test_two_waiting_jobs_of_a_kind_are_paired(loop):
-    workers = Workers(loop, 1)
+    workers = ThreadWorkers(loop, 1)
     gate = threading.Event()
     paired, done = [], []
 
@@ -126,7 +128,7 @@ def test_two_waiting_jobs_of_a_kind_are_paired(loop):
 
 
 def test_a_pair_that_fails_fails_both(loop):
-    workers = Workers(loop, 1)
+    workers = ThreadWorkers(loop, 1)
     gate = threading.Event()
     errors = []
 
@@ -143,7 +145,7 @@ def test_a_pair_that_fails_fails_both(loop):
 
 
 def test_closing_drops_what_has_not_begun(loop):
-    workers = Workers(loop, 1)
+    workers = ThreadWorkers(loop, 1)
     gate, begun = threading.Event(), threading.Event()
     ran = []
 
@@ -157,7 +159,7 @@ def test_closing_drops_what_has_not_begun(loop):
     begun.wait()
     closing = threading.Thread(target=workers.close)
     closing.start()
-    while workers.jobs:
+    while workers.queue.jobs:
         os.sched_yield()
     gate.set()
     closing.join()
@@ -167,7 +169,7 @@ def test_closing_drops_what_has_not_begun(loop):
 # ------------------------------------------------------------------------------------------ log
 def written(form, level="info", *, write):
     read_end, write_end = os.pipe()
-    write(Log(level, form, write_end))
+    write(Log(level, form, Descriptor(write_end)))
     os.close(write_end)
     with open(read_end, encoding="utf-8") as file:
         return file.read()
@@ -207,9 +209,9 @@ def test_levels(level, lines):
 def test_colour_only_on_a_terminal():
     ours, theirs = pty.openpty()
     try:
-        Log("info", "text", theirs).info("hello")
+        Log("info", "text", Descriptor(theirs)).info("hello")
         assert b"\x1b[32mINFO " in os.read(ours, 4096)
-        Log("info", "json", theirs).info("hello")
+        Log("info", "json", Descriptor(theirs)).info("hello")
         assert b"\x1b" not in os.read(ours, 4096)
     finally:
         os.close(ours)
@@ -220,7 +222,7 @@ def test_colour_only_on_a_terminal():
 def test_a_log_that_nobody_reads_stops_nothing():
     read_end, write_end = os.pipe()
     os.close(read_end)
-    Log("info", "text", write_end).info("into the void")
+    Log("info", "text", Descriptor(write_end)).info("into the void")
     os.close(write_end)
 
 
@@ -228,14 +230,14 @@ def test_a_log_that_nobody_reads_stops_nothing():
 def test_the_tape_appends_whole_records(tmp_path):
     path = tmp_path / "tape"
     for step in (1, 2):
-        tape = Tape(path)
+        tape = Tape(path, AppendFile(path))
         tape.write({"step": step, "组": "é"})
         tape.close()
     assert path.read_text("utf-8") == '{"step": 1, "组": "é"}\n{"step": 2, "组": "é"}\n'
 
 
 def test_a_record_that_does_not_fit_leaves_the_tape_whole(tmp_path, monkeypatch):
-    tape = Tape(tmp_path / "tape")
+    tape = Tape(tmp_path / "tape", AppendFile(tmp_path / "tape"))
     tape.write({"step": 1})
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
@@ -248,7 +250,7 @@ def test_a_record_that_does_not_fit_leaves_the_tape_whole(tmp_path, monkeypatch)
 
 
 def test_a_full_device_is_a_tape_error():
-    tape = Tape("/dev/full")
+    tape = Tape("/dev/full", AppendFile("/dev/full"))
     with pytest.raises(TapeError, match="No space left"):
         tape.write({"step": 1})
     tape.close()

@@ -1,0 +1,213 @@
+"""The system calls of the server: sockets that listen, threads, appended files, signals.
+
+All of them and nothing else: everything above runs unchanged on another `System`, a simulated one.
+Must not decide anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, NamedTuple
+
+from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.lane import Lane
+from syncer.config import available_cores
+from syncer.errors import SyncerError
+from syncer.exits import after_signal
+from syncer.server.selector import SelectorLoop
+from syncer.server.workers import Job, JobQueue, run_jobs
+
+WORKERS_MAX = 4
+BACKLOG = 512
+
+
+class BindError(SyncerError):
+    """The address cannot be listened on."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `BindError` with one sentence."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BindError(f"--host {host} cannot be listened on: {error.strerror or error}; name an "
+                        "address of this machine") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        where = f"{host}:{port}"
+        if error.errno == errno.EADDRINUSE:
+            raise BindError(f"{where} is in use by another program; stop it or choose another "
+                            "--port") from None
+        raise BindError(f"{where} cannot be listened on: {os.strerror(error.errno or 0)}; choose "
+                        "another --host or --port") from None
+    sock.setblocking(False)
+    return sock
+
+
+class ThreadWorkers:
+    """`count` daemon threads over one queue; `close` waits for jobs that have begun."""
+
+    def __init__(self, loop: Any, count: int | None = None):
+        self.loop = loop
+        self.count = count or min(WORKERS_MAX, max(2, available_cores()))
+        self.queue = JobQueue()
+        self.taking = threading.Lock()
+        self.bells: SimpleQueue[None] = SimpleQueue()
+        """Rung once per job: half the cost of a condition variable, which matters per push."""
+        self.closing = False
+        self.threads = [
+            threading.Thread(target=self._work, name=f"syncer-worker-{i}", daemon=True)
+            for i in range(self.count)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        with self.taking:
+            self.queue.put(job)
+        self.bells.put(None)
+
+    def close(self) -> None:
+        """Drop what has not begun, wait for what has."""
+        self.closing = True
+        with self.taking:
+            self.queue.clear()
+        for _ in self.threads:
+            self.bells.put(None)
+        for thread in self.threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            self.bells.get()
+            if self.closing:
+                return
+            with self.taking:
+                jobs = self.queue.take()
+            run_jobs(jobs, self.loop.post)
+            del jobs  # a waiting worker must not keep the last job's buffers alive
+
+
+class Descriptor:
+    """Where log lines go. A line that cannot be written is lost: training goes on."""
+
+    def __init__(self, descriptor: int):
+        self.descriptor = descriptor
+        self.terminal = os.isatty(descriptor)
+        self.lock = threading.Lock()
+
+    def __call__(self, line: bytes) -> None:
+        with self.lock:
+            try:
+                while line:
+                    line = line[os.write(self.descriptor, line) :]
+            except OSError:
+                pass  # nobody reads the log, or the disk is full
+
+
+class AppendFile:
+    """A file that only grows. Every method raises OSError."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
+                                  0o644)
+
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def append(self, data: bytes) -> int:
+        """Bytes written; may be fewer than given."""
+        return os.write(self.descriptor, data)
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self.descriptor, size)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Usage(NamedTuple):
+    """What this process has used."""
+
+    cpu_seconds: float
+    peak_rss_bytes: int
+
+
+class Signals:
+    """The process's SIGTERM and SIGINT while a server runs in the main thread.
+
+    The first one calls `stop(signum)`, a second one ends the process at once.
+    """
+
+    def __init__(self, wake_descriptor: int, stop: Callable[[int], object]):
+        self.wake_descriptor, self.stop = wake_descriptor, stop
+        self.seen = 0
+        self.previous: dict[int, Any] = {}
+        self.descriptor = -1
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            # The handler runs between bytecodes; the descriptor ends the wait in the selector.
+            self.descriptor = signal.set_wakeup_fd(self.wake_descriptor,
+                                                   warn_on_full_buffer=False)
+            for signum in (signal.SIGTERM, signal.SIGINT):
+                self.previous[signum] = signal.signal(signum, self._caught)
+        return self
+
+    def _caught(self, signum: int, frame: FrameType | None) -> None:
+        self.seen += 1
+        if self.seen > 1:
+            os._exit(after_signal(signum))
+        self.stop(signum)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for signum, handler in self.previous.items():
+            signal.signal(signum, handler)
+        if self.previous:
+            signal.set_wakeup_fd(self.descriptor)
+
+
+class System:
+    """The real world of one server: every port, each made when it is asked for."""
+
+    files: Files = FILES
+
+    def loop(self) -> SelectorLoop:
+        return SelectorLoop()
+
+    def workers(self, loop: SelectorLoop) -> ThreadWorkers:
+        return ThreadWorkers(loop)
+
+    def listen(self, host: str, port: int) -> socket.socket:
+        """Raises `BindError`."""
+        return listen(host, port)
+
+    def lane(self) -> Lane:
+        """Where checkpoints are written."""
+        return Lane()
+
+    def append(self, path: str) -> AppendFile:
+        """Raises OSError."""
+        return AppendFile(path)
+
+    def log_lines(self) -> Descriptor:
+        return Descriptor(sys.stderr.fileno())
+
+    def usage(self) -> Usage:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return Usage(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
