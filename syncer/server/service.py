@@ -67,7 +67,7 @@ class Server:
         the process at once.
         """
         life = self.life()
-        with Signals(self.loop.wake_write.fileno(), self.stop):
+        with Signals(self.loop, self.stop):
             deadline_ns = next(life)
             while True:
                 try:

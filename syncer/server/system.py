@@ -151,11 +151,12 @@ class Usage(NamedTuple):
 class Signals:
     """The process's SIGTERM and SIGINT while a server runs in the main thread.
 
-    The first one calls `stop(signum)`, a second one ends the process at once.
+    The first one calls `stop(signum)` and wakes the loop, a second one ends the process at once.
     """
 
-    def __init__(self, wake_descriptor: int, stop: Callable[[int], object]):
-        self.wake_descriptor, self.stop = wake_descriptor, stop
+    def __init__(self, loop: SelectorLoop, stop: Callable[[int], object],
+                 end: Callable[[int], object] = os._exit):
+        self.loop, self.stop, self.end = loop, stop, end
         self.seen = 0
         self.previous: dict[int, Any] = {}
         self.descriptor = -1
@@ -163,7 +164,7 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             # The handler runs between bytecodes; the descriptor ends the wait in the selector.
-            self.descriptor = signal.set_wakeup_fd(self.wake_descriptor,
+            self.descriptor = signal.set_wakeup_fd(self.loop.wake_write.fileno(),
                                                    warn_on_full_buffer=False)
             for signum in (signal.SIGTERM, signal.SIGINT):
                 self.previous[signum] = signal.signal(signum, self._caught)
@@ -172,7 +173,7 @@ class Signals:
     def _caught(self, signum: int, frame: FrameType | None) -> None:
         self.seen += 1
         if self.seen > 1:
-            os._exit(after_signal(signum))
+            self.end(after_signal(signum))
         self.stop(signum)
 
     def __exit__(self, *exc_info: object) -> None:

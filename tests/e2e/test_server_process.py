@@ -14,7 +14,7 @@ import pytest
 
 from syncer.errors import InvariantViolation
 from syncer.protocol import Msg
-from syncer.server import service
+from syncer.server.system import Signals
 from syncer.wire import encode, messages
 from tests.e2e.scripted import (
     ROOT,
@@ -108,11 +108,10 @@ def test_a_peer_that_does_not_read_cannot_hold_up_the_end(tmp_path):
         assert server.wait() == 130
 
 
-def test_a_second_signal_ends_the_process_at_once(tmp_path, monkeypatch):
+def test_a_second_signal_ends_the_process_at_once(tmp_path):
     ended = []
-    monkeypatch.setattr(service.os, "_exit", ended.append)
     with ServerThread(tmp_path) as server:
-        signals = service._Signals(server.server)
+        signals = Signals(server.server.loop, server.server.stop, ended.append)
         signals._caught(signal.SIGINT, None)
         assert not ended
         signals._caught(signal.SIGTERM, None)
@@ -122,7 +121,8 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, monkeypatch):
 
 def test_handlers_are_given_back(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    with ServerThread(tmp_path) as server, service._Signals(server.server):
+    with (ServerThread(tmp_path) as server,
+          Signals(server.server.loop, server.server.stop)):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
 
