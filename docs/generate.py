@@ -25,6 +25,12 @@ PARTS = {
     "timeline-rebind": "tests.scenarios.timeline:rebind",
     "timeline-late-join": "tests.scenarios.timeline:late_join",
     "timeline-fixed": "tests.scenarios.timeline:fixed",
+    "log-messages": "docs.log_messages:table",
+    "log-endings": "docs.log_messages:endings",
+    "tape-keys": "syncer.core.run.tape_keys:markdown_table",
+    "room-table": "docs.rooms:room_table",
+    "room-map": "docs.rooms:room_map",
+    "modules": "docs.rooms:module_tables",
     "scenario-numbers": "tests.scenarios.numbers:table",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

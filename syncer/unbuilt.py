@@ -1,6 +1,6 @@
 """Says what to run when a compiled module of a source tree was not built for this Python.
 
-Must not import a room, and does nothing in an installed package, which has no .pyx files.
+Must not import a room. Does nothing in an installed package, which has no .pyx files.
 """
 
 from __future__ import annotations

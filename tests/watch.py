@@ -13,6 +13,7 @@ from syncer.core import actions as act
 from syncer.core import events as ev
 from syncer.core.invariants import check
 from syncer.core.rounds.round import RoundState
+from syncer.core.run.tape_keys import misfit
 from tests.closing_rules import decide
 
 
@@ -131,6 +132,10 @@ class Watch:
         member = (action.learner, action.generation)
         assert member in self.connected, f"{action} of a connection that is not there"
         assert not self.initial, f"{action} although the run has begun"
+
+    def on_record(self, action):
+        problem = misfit(action.fields)
+        assert problem is None, f"a record that its table does not know: {problem}"
 
     def release(self, payload):
         assert self.owned.pop(id(payload), None) is payload, f"{payload} given back twice"

@@ -32,6 +32,7 @@ from tests.e2e.scripted import (
     ServerThread,
     wait_until,
 )
+from tests.e2e.tape import records as tape_records
 
 STEPS = 9
 INIT = [np.linspace(-1, 1, f.numel, dtype=np.float32) for f in MIXED.fragments]
@@ -106,7 +107,7 @@ def test_every_step_is_on_disk_before_its_broadcast(tmp_path, undisturbed):
         assert server.wait() == 0
         assert len(server.log.find("checkpoint committed")) == 4
         assert server.log.find("checkpoint written", step=4, kind="final")
-    records = [json.loads(line) for line in tape.read_text().splitlines()]
+    records = tape_records(tape)
     events = [(r["event"], r["step"], r.get("kind")) for r in records if "event" in r]
     assert events == [("checkpoint", 0, "round"), ("init", 0, None), ("checkpoint", 1, "round"),
                       ("checkpoint", 2, "round"), ("checkpoint", 3, "round"),
@@ -316,7 +317,7 @@ def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, undis
     for step in range(5, STEPS):
         assert (tmp_path / f"c.step-{step}").read_bytes() == undisturbed[step]
     assert not (tmp_path / "c.step-4").exists()
-    first = json.loads(tape.read_text().splitlines()[0])
+    first = tape_records(tape)[0]
     assert first == {"event": "resume", "step": 4, "fragments": 3, "learners": [0]}
 
 
@@ -496,7 +497,7 @@ def test_in_a_strict_run_such_a_learner_ends_it(tmp_path, undisturbed):
         with ScriptedLearner(server.port, 0, contract=b"\x99" * 32) as other:
             assert other.until(str).startswith("session mismatch")
         assert server.wait() == 4
-    record = json.loads(tape.read_text().splitlines()[-1])
+    record = tape_records(tape)[-1]
     assert record["event"] == "rl_strict_failure"
     assert record["metric"] == "layout_hash_mismatch"
     assert path.read_bytes() == undisturbed[4]

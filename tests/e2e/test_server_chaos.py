@@ -6,7 +6,6 @@ The choices come from a seed, what they meet comes from the machine; what must h
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import threading
 from contextlib import suppress
@@ -24,6 +23,7 @@ from tests.e2e.scripted import (
     layout_of,
     wait_until,
 )
+from tests.e2e.tape import records as tape_records
 
 LAYOUT = layout_of((1_200_000,), (3000, 7), (50_000,))
 LEARNERS, STEPS = 4, 36
@@ -122,6 +122,5 @@ def test_a_restless_fleet_trains_to_the_end(tmp_path, seed, dtype):
         assert server.process.wait() == 0, server.log.text()[-3000:]
     assert not fleet.problems
     assert fleet.crimes
-    steps = [record["step"] for line in tape.read_text().splitlines()
-             if "attempt" in (record := json.loads(line))]
+    steps = [record["step"] for record in tape_records(tape) if "attempt" in record]
     assert steps == list(range(1, STEPS + 1))

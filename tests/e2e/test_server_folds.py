@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from tests.e2e.scripted import ScriptedLearner, ServerProcess, from_wire, to_wire
+from tests.e2e.tape import records as tape_records
 from tests.golden import merge_reference as oracle
 
 LAYOUT = Layout((FragmentLayout(AVG, (20_000, 3)), FragmentLayout(RDA, (700, 40_000))))
@@ -128,7 +127,7 @@ def test_statistics_explain_each_merge_on_the_tape(tmp_path):
                 pull = learner.pull(step)
                 learner.push(pull, values(5, pull.fragment), c_tokens=10)
         end(server, [a, b])
-    merges = [json.loads(line) for line in tape.read_text().splitlines() if '"fragment"' in line]
+    merges = [record for record in tape_records(tape) if "fragment" in record]
     assert [record["step"] for record in merges] == [1, 2]
     for record in merges:
         stats = record["stats"]

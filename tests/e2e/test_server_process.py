@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from tests.e2e.scripted import (
     layout_of,
     wait_until,
 )
+from tests.e2e.tape import records as tape_records
 
 SMALL = layout_of((4,))
 ZEROS = np.zeros(4, np.float32)
@@ -88,7 +88,7 @@ def test_a_signal_ends_the_run(tmp_path, signum, status):
         assert server.wait() == status
         assert server.log.find("server totals")
         assert not server.log.find("Traceback")
-    assert json.loads(tape.read_text().splitlines()[-1]) == {
+    assert tape_records(tape)[-1] == {
         "event": "shutdown", "step": 1, "signal": signum}
 
 
@@ -167,7 +167,7 @@ def test_a_stale_push_ends_a_run_with_lag_0(tmp_path):
             learner.push(learner.pull(2), ZEROS, base=0)
             learner.ended()
         assert server.wait() == 1
-    record = json.loads(tape.read_text().splitlines()[-1])
+    record = tape_records(tape)[-1]
     assert record["event"] == "rl_strict_failure"
     assert record["metric"] == "rejected_stale_updates"
 
@@ -281,9 +281,9 @@ def test_the_tape_is_whole_lines_in_step_order(tmp_path):
         assert server.wait() == 0
     text = tape.read_text()
     assert text.endswith("\n")
-    records = [json.loads(line) for line in text.splitlines()]
-    assert [record.get("event") for record in records[:2]] == ["of an earlier run", "init"]
-    merges = records[2:]
+    assert text.startswith('{"event": "of an earlier run"}\n')
+    init, *merges = tape_records(tape, skip=1)
+    assert init["event"] == "init"
     assert [record["step"] for record in merges] == list(range(1, 7))
     assert list(merges[0])[:9] == [
         "protocol_version", "delta_semantics", "sync/layout_hash", "sync/base_version",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.e2e.scripted import (
     layout_of,
     to_wire,
 )
+from tests.e2e.tape import records as tape_records
 from tests.golden import merge_reference as oracle
 
 LR, MOMENTUM = 0.7, 0.9
@@ -129,7 +129,7 @@ def test_a_run_of_two_learners_has_the_oracles_bits(tmp_path, dtype, streams):
     for params in replay.params:
         parts += [struct.pack("<Q", params.size), params.tobytes()]
     assert written == b"".join(parts)
-    records = [json.loads(line) for line in tape.read_text().splitlines()]
+    records = tape_records(tape)
     assert records[0]["event"] == "init"
     assert records[0]["sha256"] == [
         hashlib.sha256(to_wire(value, bulk_dtype(dtype))).hexdigest() for value in init]

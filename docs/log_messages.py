@@ -1,0 +1,234 @@
+"""The tables of log messages: level, text and fields come from the source, meanings from here.
+
+A message is found where it is written: `log.info("text", name=...)`, `log("INFO", "text", {...})`,
+`warn("text", {...})`, and the sentences that end a run, `end(STATUS, "text")`. Its text must be a
+literal, so that whoever reads a log finds the line of code with grep. Must not import a room.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from syncer.exits import Exit
+
+PACKAGE = Path(__file__).resolve().parent.parent / "syncer"
+ROOMS = ("core", "server", "checkpoint")
+"""Who writes to a server's log."""
+
+MEANINGS = {
+    "syncer listening": "learners can connect; the whole set-up in one line",
+    "only this machine can connect: no key is set (SYNCER_HMAC_KEY)":
+        "without a key the server listens on the loopback interface",
+    "resumed from checkpoint": "the run goes on from this step",
+    "the checkpoint that is there will be replaced; --resume would continue it":
+        "a new run was started beside an old one's file: stop it now if that was not meant",
+    "connection refused": "a socket was turned away, and told why",
+    "connection without a complete first frame is closed":
+        "a port scanner, or a learner behind a broken network",
+    "too many connections without a HELLO: the oldest is closed":
+        "somebody opens sockets and says nothing",
+    "cannot accept connections for a moment":
+        "out of descriptors or memory; those who are in go on",
+    "learner connected": "a HELLO was accepted",
+    "learner disconnected": "its connection is gone; its slots wait, and may be rebound",
+    "connection ended": "why: the sockets of one learner are closed",
+    "older connection is current again":
+        "two HELLOs of one learner overtook each other; the one that shows life counts",
+    "fragment initialized": "learner 0 gave the first values of a fragment",
+    "global parameters initialized": "every fragment has its first values",
+    "outer step": "a round was merged and committed",
+    "push rejected": "a delta was not merged; `reason` says why",
+    "stale base-relative delta admitted": "merged as it is, although its base is older",
+    "late push waits for the next round": "with --max-carry-lag: kept, not merged yet",
+    "late push carried into round": "and now it takes part, at a discount",
+    "rebound outstanding pull": "a new connection takes the place of the one that died",
+    "late joiner pulled into open round": "a learner that came in the middle takes part at once",
+    "recovery replay": "the catch-up of a learner again, because its older connection died late",
+    "quorum timeout: new frozen-membership attempt":
+        "too few answered in time: the round begins again with those who are there",
+    "quorum timeout: relaunch deferred, too few learners":
+        "and there are too few of those: looked at again later",
+    "quorum timeout: missing learners of the fixed roster pulled again":
+        "a fixed roster waits for everybody: only the missing are asked",
+    "{what} to a closed connection": "the learner left before this could be sent",
+    "checkpoint written": "a cut is on the disk",
+    "checkpoint committed": "the cut of this step is on the disk, so the step may be seen",
+    "checkpoint not written": "it is not; what follows depends on its kind",
+    "checkpoint write tried again": "a sync of the disk failed once",
+    "an earlier checkpoint could not be kept or dropped": "of --keep; the newest one is safe",
+    "background checkpoint failed": "the last good one stays; the next is tried as ever",
+    "learner-budget cutoff checkpoint written": "every learner has spent its budget",
+    "final state written": "the file of --final-state is complete",
+    "final acknowledgement ignored: too early": "a learner said it had what was never sent",
+    "final acknowledgement ignored: not of this final cut": "of another step or connection",
+    "learner finalized": "this learner has the final parameters",
+    "all learners acknowledged final cut": "everybody who was awaited has them",
+    "event tape record lost": "the disk refused it; the run goes on",
+    "server totals": "the last line of every run",
+}
+"""What each text says to whoever runs the server; in the order of a run."""
+
+FORWARDED = {"text", "line", "ending.text", "action.text"}
+"""Arguments that bring a text from elsewhere; `line` is a line of a traceback, at debug level."""
+
+LEVEL_FIRST = {"log", "Log", "write"}
+ENDS = {"end", "fail", "Exit", "Ending"}
+CALL = re.compile(r"(?<![\w\"'`.])(?:(?:\w+\.)*(?:log\.(?:debug|info|warning|error|write)|log|warn"
+                  r"|end|fail|Exit|Ending)|act(?:ions)?\.Log)(?=\()")
+DEF = re.compile(r"^ *(?:async )?(?:def|cdef|cpdef) [^\n]*\(", re.MULTILINE)
+
+
+class Message(NamedTuple):
+    """One place that writes a log line. `level` is "" for a sentence that ends the run."""
+
+    level: str
+    text: str
+    fields: tuple[str, ...]
+    place: str
+    status: str = ""
+
+
+def balanced(text: str, start: int) -> str:
+    """From the bracket at `start` to the one that closes it; brackets in strings do not count."""
+    depth, at, quote = 0, start, ""
+    while True:
+        letter = text[at]
+        if quote:
+            if letter == "\\":
+                at += 1
+            elif letter == quote:
+                quote = ""
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+            if depth == 0:
+                return text[start:at + 1]
+        at += 1
+
+
+def hole(node: ast.expr) -> str:
+    """The name of a value inside a text: of a variable, an attribute or a call."""
+    if isinstance(node, ast.Attribute) and node.attr.startswith("__"):
+        node = node.value
+    if isinstance(node, ast.Call):
+        node = node.func
+    return "{" + re.findall(r"\w+", ast.unparse(node))[-1] + "}"
+
+
+def texts(node: ast.expr) -> list[str] | None:
+    """The literal texts an argument may be, holes as `{name}`; None for one that is not literal."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(hole(part.value) if isinstance(part, ast.FormattedValue) else
+                        ast.literal_eval(part) for part in node.values)]
+    if isinstance(node, ast.IfExp):
+        both = [texts(node.body), texts(node.orelse)]
+        return None if None in both else [text for one in both for text in one or ()]
+    return None
+
+
+def fields_of(call: ast.Call, source: str, offset: int) -> tuple[str, ...]:
+    """Names of the fields of a line, in order: keywords, keys of a dictionary that stands there,
+    or of the last one of that name, with the keys that the function adds."""
+    names: list[str] = []
+
+    def add(node: ast.expr) -> None:
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if key is None:
+                    add(value)
+                else:
+                    names.append(ast.literal_eval(key))
+        elif isinstance(node, ast.Name):
+            made = list(re.finditer(rf"\b{node.id} = (?=\{{)", source[:offset]))
+            if made:
+                add(ast.parse(balanced(source, made[-1].end()), mode="eval").body)
+                function = [match.start() for match in DEF.finditer(source, 0, offset)][-1]
+                here = source[max(function, made[-1].end()):offset]
+                names.extend(re.findall(rf"\b{node.id}\[\"(\w+)\"\] =", here))
+
+    for argument in call.args[1:]:
+        add(argument)
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            add(keyword.value)
+        else:
+            names.append(keyword.arg)
+    return tuple(dict.fromkeys(names))
+
+
+def messages_in(source: str, place: str) -> Iterator[Message]:
+    """Every message a module writes. Raises ValueError for a log text that is not a literal."""
+    for match in CALL.finditer(source):
+        line = source[source.rfind("\n", 0, match.start()) + 1:match.start()]
+        if re.search(r"\b(def|class|cdef|cpdef|import)\b|#", line):
+            continue
+        name = match[0].rpartition(".")[2]
+        call = ast.parse("f" + balanced(source, match.end()), mode="eval").body
+        assert isinstance(call, ast.Call)
+        at = 1 if name in LEVEL_FIRST or (name in ENDS and name != "fail") else 0
+        if len(call.args) <= at:
+            continue
+        found = texts(call.args[at])
+        if name in ENDS:
+            status = "FAILED" if at == 0 else status_of(ast.unparse(call.args[0]))
+            for each in filter(None, found or () if status else ()):
+                yield Message("", each, (), place, status)
+        elif found is not None:
+            levels = texts(call.args[0]) if name in LEVEL_FIRST else [
+                "WARNING" if name == "warn" else name.upper()]
+            fields = fields_of(call, source, match.start())
+            for each in found:
+                yield Message(" or ".join(levels or ()), each, fields, place)
+        elif ast.unparse(call.args[at]) not in FORWARDED:
+            number = source.count("\n", 0, match.start()) + 1
+            raise ValueError(f"syncer/{place}:{number}: the text of a log line must stand where it "
+                             f"is written, not {ast.unparse(call.args[at])!r}")
+
+
+def status_of(expression: str) -> str:
+    """The name of an exit status in an expression, "" if it names none."""
+    words = re.findall(r"\w+", expression)
+    return next((word for word in words if word in Exit.__members__ or word == "after_signal"), "")
+
+
+def collected() -> list[Message]:
+    """Every message of the rooms that write to a server's log."""
+    found = []
+    for room in ROOMS:
+        for path in sorted((PACKAGE / room).rglob("*.py*")):
+            if path.suffix in (".py", ".pyx"):
+                found += messages_in(path.read_text(encoding="utf-8"),
+                                     path.relative_to(PACKAGE).as_posix())
+    return found
+
+
+def table() -> str:
+    """The messages in the order of `MEANINGS`; places that write the same one are one row."""
+    rows = ["| message | level | fields | what it says |", "|---|---|---|---|"]
+    found = [message for message in collected() if message.level]
+    for text, meaning in MEANINGS.items():
+        same = [message for message in found if message.text == text]
+        levels = ", ".join(dict.fromkeys(message.level for message in same))
+        fields = " ".join(dict.fromkeys(name for message in same for name in message.fields))
+        rows.append(f"| `{text}` | {levels} | {f'`{fields}`' if fields else ''} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def endings() -> str:
+    """The sentences that end a run, by exit status."""
+    rows = ["| status | sentence |", "|---|---|"]
+    found = {(message.status, message.text) for message in collected() if not message.level}
+    order = [*Exit.__members__, "after_signal"]
+    for status, text in sorted(found, key=lambda pair: (order.index(pair[0]), pair[1])):
+        number = f"{Exit[status]:d}" if status in Exit.__members__ else "128 + signal"
+        rows.append(f"| {number} | `{text}` |")
+    return "\n".join(rows) + "\n"
