@@ -49,8 +49,8 @@ def rooms() -> list[str]:
 
 def place(room: str) -> Path:
     """The folder or the file of a room."""
-    folder = PACKAGE / room
-    return folder if folder.is_dir() else folder.with_suffix(".py")
+    candidates = [PACKAGE / room, PACKAGE / f"{room}.py", PACKAGE / f"{room}.pyx"]
+    return next(path for path in candidates if path.exists())
 
 
 def room_map() -> str:
