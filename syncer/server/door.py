@@ -19,7 +19,6 @@ from syncer.server.loop import READ, Handler, Loop
 from syncer.wire.encode import encode_error
 from syncer.wire.frames import FrameReader
 from syncer.wire.hello import Hello, parse_hello
-from syncer.wire.identity import hello_refusal
 from syncer.wire.limits import Limits
 from syncer.wire.messages import DataHello, parse_data_hello
 
@@ -38,7 +37,6 @@ NO_DESCRIPTORS_PAUSE_NS = 10**9
 class Host(Protocol):
     """What the way in needs of the server behind it."""
 
-    session: Hello | None
 
     def identity_refusal(self, hello: Hello) -> str | None:
         """Why a HELLO does not belong to the run that was resumed, else None."""
@@ -165,11 +163,7 @@ class Door(Handler):
     def _hello(self, stranger: Stranger, payload: Any) -> None:
         config = self.config
         hello = parse_hello(payload, key=config.key_bytes, learners=config.learners)
-        mismatch = self.host.identity_refusal(hello)
-        refusal = hello_refusal(
-            hello, self.host.session, profile_hash=config.profile_hash,
-            require_profile_binding=config.require_profile_binding,
-            expected_island_contract=config.expected_island_contract) or mismatch
+        refusal = self.host.identity_refusal(hello)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
         self.forget(stranger)

@@ -34,6 +34,7 @@ from syncer.server.wire_version import WireVersion
 from syncer.server.workers import Job, Workers
 from syncer.wire.encode import encode_error, encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
+from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch
 from syncer.wire.messages import Manifest, Pull
 
 
@@ -61,6 +62,9 @@ class Driver:
         self.pool = BufferPool()
         self.image_pool = BufferPool()
         self.session: Hello | None = None
+        self.identity: Identity | None = None
+        self.pins = Pins(config.profile_hash, config.require_profile_binding,
+                         config.expected_island_contract)
         self.store: FragmentStore | None = None
         self.groups: dict[tuple[int, int], Group] = {}
         self.arrivals: dict[int, tuple[Channel, Hello]] = {}
@@ -134,16 +138,18 @@ class Driver:
                                  len(hello.layout.fragments), hello.fingerprint))
 
     def identity_refusal(self, hello: Hello) -> str | None:
-        """Text of the ERROR for a HELLO that is not of the session that was resumed, else None.
+        """Text of the ERROR for a HELLO that does not belong to this run, else None.
 
-        In a strict run (no stale base allowed) one that comes before the start ends the run.
+        In a strict run (no stale base allowed) one that is not of the session that was resumed,
+        before the start, ends the run.
         """
-        text = self.persistence.refusal(hello)
+        resumed = self.persistence.identity
+        text = None if resumed is None else mismatch(resumed, hello)
         if (text is not None and self.config.max_base_lag == 0
                 and self.scheduler.phase == Phase.WAITING):
             self._record(actions.Record(failure_record("layout_hash_mismatch", text)))
             self._exit(actions.Exit(Exit.NOT_RESUMABLE, text))
-        return text
+        return identity_refusal(self.identity, hello, self.pins) or text
 
     def _open_session(self, hello: Hello) -> None:
         config = self.config
@@ -151,7 +157,7 @@ class Driver:
         self.store = self.merging.store
         for fragment, loaded in enumerate(self.persistence.take_loaded()):
             self.store.adopt(fragment, loaded.params, version=loaded.version, state=loaded.state)
-        self.session = hello
+        self.session, self.identity = hello, Identity.of_hello(hello)
         depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
         # Spares: a push per learner and round in flight, and two bf16 images of the next commits.
         fragment_bytes = 4 * hello.layout.largest

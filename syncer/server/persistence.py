@@ -23,7 +23,7 @@ from syncer.errors import CheckpointError, CheckpointMismatch
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.server.log import Log
 from syncer.wire.hello import Hello
-from syncer.wire.identity import rl_contract
+from syncer.wire.identity import Identity, rl_contract
 
 
 class Persistence:
@@ -121,20 +121,12 @@ class Persistence:
                              "continue it", path=self.path)
 
     # ------------------------------------------------------------------------------ the session
-    def refusal(self, hello: Hello) -> str | None:
-        """Text of the ERROR for a HELLO that is not of the resumed session, else None."""
+    @property
+    def identity(self) -> Identity | None:
+        """Of the session that was resumed, None for a fresh run."""
         facts = self.facts
-        if facts is None:
-            return None
-        numels = tuple(fragment.numel for fragment in hello.layout.fragments)
-        same = (hello.fingerprint == facts.fingerprint and hello.contract == facts.contract
-                and numels == facts.numels and facts.layout in (None, hello.layout))
-        if same:
-            return None
-        return (f"session mismatch: expected {_described(facts.contract, facts.fingerprint)} "
-                f"fragments={len(facts.numels)} elements={sum(facts.numels)} (the checkpoint at "
-                f"step {facts.step}); got {_described(hello.contract, hello.fingerprint)} "
-                f"fragments={len(numels)} elements={sum(numels)}")
+        return None if facts is None else Identity(
+            facts.fingerprint, facts.contract, facts.layout or facts.numels, step=facts.step)
 
     def take_loaded(self) -> list[Loaded]:
         """The fragments that were resumed from, once: they belong to the caller now."""
@@ -171,7 +163,3 @@ class Persistence:
             self.saver.close()
         if self.lock is not None:
             self.lock.close()
-
-
-def _described(contract: bytes, fingerprint: bytes) -> str:
-    return f"session_contract_hash={contract.hex()} fingerprint={fingerprint.hex()}"

@@ -1,4 +1,4 @@
-"""Admission of a HELLO to a session: profile, pinned contract, equality with who came first.
+"""Who belongs to a session: the one comparison of a HELLO with what is known, and its refusals.
 
 Pure functions from values to a refusal text or None; must not keep the session itself.
 """
@@ -6,59 +6,111 @@ Pure functions from values to a refusal text or None; must not keep the session 
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
+from syncer.layout import Layout
 from syncer.protocol import DTYPES, RL_CONTRACT_DOMAIN
 from syncer.wire.hello import Hello
 
 UNDECLARED_GROUP = "未声明"
 
 
-def rl_contract(fingerprint: bytes, identity: bytes) -> bytes:
+class Identity(NamedTuple):
+    """What all learners of a session have in common, as its first HELLO or a checkpoint states it.
+
+    A checkpoint states no dtype, profile or compat group of a session, and these are not compared
+    with it.
+    """
+
+    fingerprint: bytes
+    contract: bytes
+    shape: Layout | tuple[int, ...]
+    """The layout; of a file that does not have it, the elements of each fragment."""
+    dtype: int | None = None
+    profile_hash: bytes | None = None
+    compat_group: str = ""
+    """An empty one and none at all are the same."""
+    step: int | None = None
+    """Of the checkpoint that states it, None for a HELLO."""
+
+    @classmethod
+    def of_hello(cls, hello: Hello) -> Identity:
+        return cls(hello.fingerprint, hello.contract, hello.layout, hello.dtype,
+                   hello.profile_hash, hello.compat_group or "")
+
+    def limited_to(self, other: Identity) -> Identity:
+        """This identity without what the other one does not state."""
+        if other.step is None:
+            return self
+        shape = self.shape if isinstance(other.shape, Layout) else _numels(self.shape)
+        return Identity(self.fingerprint, self.contract, shape, step=other.step)
+
+
+class Pins(NamedTuple):
+    """What a syncer asks of every HELLO, whatever the session."""
+
+    profile_hash: bytes
+    """Its own semantic profile."""
+    profile_required: bool = False
+    """Whether a HELLO must carry it."""
+    island: bytes | None = None
+    """The identity that every contract must be made from, see `rl_contract`."""
+
+
+def rl_contract(fingerprint: bytes, island: bytes) -> bytes:
     """Session contract of an RL island: 32 bytes from its fingerprint and its 32-byte identity."""
-    return hashlib.sha256(RL_CONTRACT_DOMAIN + fingerprint + identity).digest()
+    return hashlib.sha256(RL_CONTRACT_DOMAIN + fingerprint + island).digest()
 
 
-def hello_refusal(
-    hello: Hello,
-    established: Hello | None,
-    *,
-    profile_hash: bytes,
-    require_profile_binding: bool = False,
-    expected_island_contract: bytes | None = None,
-) -> str | None:
+def identity_refusal(identity: Identity | None, hello: Hello, pins: Pins) -> str | None:
     """Text of the ERROR that answers a parsed HELLO, None if it belongs to the session.
 
-    `established` is the HELLO that fixed the session, None while there is none.
+    identity: of the session, None while there is none.
     """
     return (
-        profile_refusal(hello, profile_hash, require_profile_binding)
-        or pinned_refusal(hello, expected_island_contract)
-        or (None if established is None else session_refusal(established, hello))
+        _profile_refusal(hello, pins)
+        or _island_refusal(hello, pins.island)
+        or (None if identity is None else mismatch(identity, hello))
     )
 
 
-def profile_refusal(hello: Hello, profile_hash: bytes, required: bool) -> str | None:
+def mismatch(identity: Identity, hello: Hello) -> str | None:
+    """Text of the ERROR for a HELLO of another identity, None if it has this one.
+
+    Learner, generation and num_streams are the connection's own; everything else is compared.
+    """
+    found = Identity.of_hello(hello).limited_to(identity)
+    if identity.compat_group != found.compat_group:
+        ours, theirs = (i.compat_group or UNDECLARED_GROUP for i in (identity, found))
+        return f"session mismatch: 兼容组不同：{ours} 对 {theirs}，容差未标定"
+    if identity == found:
+        return None
+    source = "" if identity.step is None else f" (the checkpoint at step {identity.step})"
+    return f"session mismatch: expected {_described(identity)}{source}; got {_described(found)}"
+
+
+def _profile_refusal(hello: Hello, pins: Pins) -> str | None:
     """A profile hash that was sent must be this syncer's own; a missing one only if required."""
     if hello.profile_hash is None:
-        if not required:
+        if not pins.profile_required:
             return None
         return (
             "HELLO is missing the required syncer semantic profile: expected "
-            f"{profile_hash.hex()}, got none"
+            f"{pins.profile_hash.hex()}, got none"
         )
-    if hello.profile_hash == profile_hash:
+    if hello.profile_hash == pins.profile_hash:
         return None
     return (
-        f"HELLO syncer semantic profile differs: expected {profile_hash.hex()}, "
+        f"HELLO syncer semantic profile differs: expected {pins.profile_hash.hex()}, "
         f"got {hello.profile_hash.hex()}"
     )
 
 
-def pinned_refusal(hello: Hello, identity: bytes | None) -> str | None:
+def _island_refusal(hello: Hello, island: bytes | None) -> str | None:
     """With a pinned island identity, the contract must be the RL contract made from it."""
-    if identity is None:
+    if island is None:
         return None
-    expected = rl_contract(hello.fingerprint, identity)
+    expected = rl_contract(hello.fingerprint, island)
     if hello.contract == expected:
         return None
     return (
@@ -67,24 +119,20 @@ def pinned_refusal(hello: Hello, identity: bytes | None) -> str | None:
     )
 
 
-def session_refusal(established: Hello, other: Hello) -> str | None:
-    """Everything but learner, generation and num_streams must equal the session's first HELLO."""
-    if (established.compat_group or "") != (other.compat_group or ""):
-        ours, theirs = (h.compat_group or UNDECLARED_GROUP for h in (established, other))
-        return f"session mismatch: 兼容组不同：{ours} 对 {theirs}，容差未标定"
-    if _identity(established) == _identity(other):
-        return None
-    return f"session mismatch: expected {_described(established)}; got {_described(other)}"
+def _numels(shape: Layout | tuple[int, ...]) -> tuple[int, ...]:
+    """Elements of each fragment."""
+    return tuple(f.numel for f in shape.fragments) if isinstance(shape, Layout) else shape
 
 
-def _identity(hello: Hello) -> tuple:
-    return hello.dtype, hello.layout, hello.fingerprint, hello.contract, hello.profile_hash
-
-
-def _described(hello: Hello) -> str:
-    profile = "none" if hello.profile_hash is None else hello.profile_hash.hex()
-    return (
-        f"session_contract_hash={hello.contract.hex()} fingerprint={hello.fingerprint.hex()} "
-        f"dtype={DTYPES[hello.dtype]} fragments={len(hello.layout.fragments)} "
-        f"elements={hello.layout.numel} profile={profile}"
-    )
+def _described(identity: Identity) -> str:
+    """What an identity states, for the ERROR."""
+    numels = _numels(identity.shape)
+    facts = [f"session_contract_hash={identity.contract.hex()}",
+             f"fingerprint={identity.fingerprint.hex()}"]
+    if identity.dtype is not None:
+        facts.append(f"dtype={DTYPES[identity.dtype]}")
+    facts += [f"fragments={len(numels)}", f"elements={sum(numels)}"]
+    if identity.step is None:
+        profile = identity.profile_hash
+        facts.append(f"profile={'none' if profile is None else profile.hex()}")
+    return " ".join(facts)

@@ -10,7 +10,7 @@ from syncer.wire import encode
 from syncer.wire import messages as m
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
-from syncer.wire.identity import hello_refusal, session_refusal
+from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch
 from syncer.wire.limits import Limits
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
@@ -62,8 +62,9 @@ def test_hello_round_trip(hello, key):
     payload = encode.encode_hello(hello, key)[HEADER_BYTES:]
     parsed = parse_hello(memoryview(payload), key=key, learners=10)
     assert parsed == hello
-    assert session_refusal(hello, parsed) is None
-    assert hello_refusal(parsed, hello, profile_hash=hello.profile_hash or bytes(32)) is None
+    identity = Identity.of_hello(hello)
+    assert mismatch(identity, parsed) is None
+    assert identity_refusal(identity, parsed, Pins(hello.profile_hash or bytes(32))) is None
 
 
 @given(HELLOS, KEYS, st.data())

@@ -22,7 +22,7 @@ from syncer.protocol import DTYPE_BF16, DTYPE_F32, Msg, bulk_dtype
 from syncer.wire import encode, messages
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
-from syncer.wire.identity import session_refusal
+from syncer.wire.identity import Identity, mismatch
 from syncer.wire.limits import Limits
 from tests.sim.clock import MS, World
 from tests.sim.disk import Disk
@@ -134,7 +134,7 @@ class SimServer:
         if self.session is None:
             self.session = hello
             self.open_store(hello)
-        elif (text := session_refusal(self.session, hello)) is not None:
+        elif (text := mismatch(Identity.of_hello(self.session), hello)) is not None:
             self.refuse(group, text)
             return
         group.hello = hello

@@ -9,7 +9,7 @@ from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
 from syncer.wire.encode import encode_hello
 from syncer.wire.hello import Hello, parse_hello
-from syncer.wire.identity import hello_refusal, rl_contract, session_refusal
+from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch, rl_contract
 
 LAYOUT = Layout((FragmentLayout(RDA, (4,)),))
 HELLO = Hello(1, 9, DTYPE_F32, LAYOUT, b"f" * 32, b"c" * 32, num_streams=3)
@@ -201,13 +201,12 @@ OWN, OTHER = b"o" * 32, b"x" * 32
 
 
 def admitted(hello, established=None, *, required=False, pinned=None):
-    return hello_refusal(
-        hello,
-        established,
-        profile_hash=OWN,
-        require_profile_binding=required,
-        expected_island_contract=pinned,
-    )
+    identity = None if established is None else Identity.of_hello(established)
+    return identity_refusal(identity, hello, Pins(OWN, required, pinned))
+
+
+def session_refusal(established, hello):
+    return mismatch(Identity.of_hello(established), hello)
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -291,3 +290,49 @@ def test_every_other_difference_names_both_sides(one, two):
         assert f"fingerprint={hello.fingerprint.hex()}" in text
         assert f"dtype={ {1: 'f32', 2: 'bf16', 3: 'q4'}[hello.dtype] }" in text
         assert f"fragments={len(hello.layout.fragments)}" in text
+
+
+# --- a session that a checkpoint states ----------------------------------------------------------
+
+FILE = Identity(HELLO.fingerprint, HELLO.contract, LAYOUT, step=7)
+LIKE_IT = Layout((FragmentLayout(AVG, (3, 1)),))
+"""Another layout of the same sizes."""
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"dtype": DTYPE_Q4}, {"profile_hash": OTHER}, {"compat_group": "a"}, {"learner": 3},
+])
+def test_what_a_checkpoint_does_not_state_is_not_compared(change):
+    assert mismatch(FILE, HELLO._replace(**change)) is None
+    assert mismatch(FILE._replace(shape=(4,)), HELLO._replace(layout=LIKE_IT, **change)) is None
+
+
+@pytest.mark.parametrize(("identity", "change"), [
+    (FILE, {"fingerprint": OTHER}),
+    (FILE, {"contract": OTHER}),
+    (FILE, {"layout": LIKE_IT}),
+    (FILE._replace(shape=(5,)), {}),
+    (FILE._replace(shape=(4, 4)), {}),
+    (FILE._replace(shape=(4,)), {"layout": Layout(LAYOUT.fragments * 2)}),
+])
+def test_another_session_than_the_checkpoints(identity, change):
+    hello = HELLO._replace(**change)
+    numels = [f.numel for f in hello.layout.fragments]
+    text = mismatch(identity, hello)
+    expected = [4] if identity.shape is LAYOUT else identity.shape
+    assert text == (
+        f"session mismatch: expected session_contract_hash={identity.contract.hex()} "
+        f"fingerprint={identity.fingerprint.hex()} fragments={len(expected)} "
+        f"elements={sum(expected)} (the checkpoint at step 7); got "
+        f"session_contract_hash={hello.contract.hex()} fingerprint={hello.fingerprint.hex()} "
+        f"fragments={len(numels)} elements={sum(numels)}"
+    )
+
+
+def test_the_whole_text_of_a_mismatch():
+    other = HELLO._replace(dtype=DTYPE_Q4, profile_hash=OWN, layout=Layout(LAYOUT.fragments * 2))
+    both = f"session_contract_hash={'63' * 32} fingerprint={'66' * 32}"
+    assert session_refusal(HELLO, other) == (
+        f"session mismatch: expected {both} dtype=f32 fragments=1 elements=4 profile=none; "
+        f"got {both} dtype=q4 fragments=2 elements=8 profile={'6f' * 32}"
+    )
