@@ -275,10 +275,11 @@ class Client:
     def _follow_groups(self) -> None:
         while True:
             group = self._group
+            assert group is not None  # `start` and `_reconnect` leave one behind
             with self.lock:
                 while group.ended_by is None and not self.session.ended:
                     self.changed.wait()
-                group.end("the session has ended")
+                reason = group.end("the session has ended")
                 failed = self.session.error is not None
             group.close(0.0 if failed else DRAIN_S)
             with self.lock:
@@ -286,7 +287,7 @@ class Client:
                 self._past_bytes[1] += group.bytes_received
                 self._group = None
                 over = self.session.ended or self._closing.is_set()
-            if over or not self._reconnect(group.ended_by):
+            if over or not self._reconnect(reason):
                 return
 
     def _reconnect(self, reason: str) -> bool:

@@ -7,12 +7,17 @@ since trainers fork. Must not know rounds, versions or sockets.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from syncer import kernels
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, bulk_dtype, tensor_bytes
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 WINDOW = 256 * 256
 """Elements packed at a time: whole q4 blocks, and a scratch that stays in the cache."""
@@ -24,13 +29,13 @@ class Fragment:
     tensors: C-contiguous, writable f32 arrays of any shape. dtype: that of the session.
     """
 
-    def __init__(self, tensors: list[np.ndarray], dtype: int):
+    def __init__(self, tensors: Sequence[Floats], dtype: int):
         self.numel = sum(tensor.size for tensor in tensors)
-        self.anchor: np.ndarray | None = None
+        self.anchor: Floats | None = None
         """f32, the exact values of the last broadcast; None before the first."""
         self._dtype = dtype
         self._locals = [tensor.reshape(-1) for tensor in tensors]
-        self._offsets = np.cumsum([0, *(tensor.size for tensor in tensors)]).tolist()
+        self._offsets: list[int] = np.cumsum([0, *(tensor.size for tensor in tensors)]).tolist()
         if any(not np.shares_memory(flat, tensor)
                for flat, tensor in zip(self._locals, tensors, strict=True)):
             raise ValueError("parameters must be C-contiguous")
@@ -55,7 +60,7 @@ class Fragment:
 
     def restore(self) -> None:
         """Sets the local values to the anchor; there must be one."""
-        for local, anchor in self._beside(self.anchor):
+        for local, anchor in self._beside(self._anchored()):
             np.copyto(local, anchor)
 
     def overwrite(self, tensor: memoryview) -> None:
@@ -63,7 +68,7 @@ class Fragment:
         for local, values in self._beside(np.frombuffer(tensor, "<f4")):
             np.copyto(local, values)
 
-    def pack_values(self, out: np.ndarray) -> None:
+    def pack_values(self, out: Bytes) -> None:
         """Writes the local values in the bulk dtype of the session.
 
         out: uint8, exactly the bytes of this fragment.
@@ -76,35 +81,40 @@ class Fragment:
             for (start, stop), local in zip(self._ranges(), self._locals, strict=True):
                 kernels.encode_bf16(local, out[2 * start:2 * stop])
 
-    def pack_delta(self, out: np.ndarray) -> None:
+    def pack_delta(self, out: Bytes) -> None:
         """Writes local - anchor in the session dtype; the anchor must be there.
 
         out: uint8, exactly the bytes of this fragment.
         """
+        anchor = self._anchored()
         if self._dtype == DTYPE_F32:
             values = out.view("<f4")
             for start, stop, local in self._spans(0, self.numel):
-                np.subtract(local, self.anchor[start:stop], out=values[start:stop])
+                np.subtract(local, anchor[start:stop], out=values[start:stop])
             return
         encode = kernels.encode_bf16 if self._dtype == DTYPE_BF16 else kernels.encode_q4
         scratch = np.empty(min(WINDOW, self.numel), np.float32)
         for begin in range(0, self.numel, WINDOW):
             end = min(begin + WINDOW, self.numel)
             for start, stop, local in self._spans(begin, end):
-                np.subtract(local, self.anchor[start:stop],
-                            out=scratch[start - begin:stop - begin])
+                np.subtract(local, anchor[start:stop], out=scratch[start - begin:stop - begin])
             encode(scratch[:end - begin], out[tensor_bytes(begin, self._dtype):
                                               tensor_bytes(end, self._dtype)])
+
+    def _anchored(self) -> Floats:
+        if self.anchor is None:
+            raise ValueError("no broadcast has come yet: the fragment has no anchor")
+        return self.anchor
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
         return zip(self._offsets[:-1], self._offsets[1:], strict=True)
 
-    def _beside(self, flat: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _beside(self, flat: Floats) -> Iterator[tuple[Floats, Floats]]:
         """(local tensor, its part of a flat vector), in wire order."""
         for (start, stop), local in zip(self._ranges(), self._locals, strict=True):
             yield local, flat[start:stop]
 
-    def _spans(self, begin: int, end: int) -> Iterator[tuple[int, int, np.ndarray]]:
+    def _spans(self, begin: int, end: int) -> Iterator[tuple[int, int, Floats]]:
         """(start, stop, local values) of the pieces that make up [begin, end)."""
         index = bisect_right(self._offsets, begin) - 1
         while index < len(self._locals) and self._offsets[index] < end:

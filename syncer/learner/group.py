@@ -13,11 +13,15 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from syncer.errors import SyncerError
 from syncer.gather import advance
 from syncer.learner.session import CONTROL, Connection, Session
+
+Gather: TypeAlias = list[bytes | memoryview]
+"""The buffers of one frame, in order."""
 
 QUEUE_FRAMES_MAX = 256
 """Frames that wait for one socket; a message larger than that goes into empty queues only."""
@@ -53,7 +57,7 @@ class _Socket:
 
     def __init__(self, connected: socket.socket, lock: threading.RLock):
         self.socket = connected
-        self.queue: deque[tuple[list, Receipt]] = deque()
+        self.queue: deque[tuple[Gather, Receipt]] = deque()
         self.wake = threading.Condition(lock)
         self.threads: list[threading.Thread] = []
         self.bytes_sent = 0
@@ -100,7 +104,7 @@ class Group:
         """Whether a small frame may be queued on the control socket now."""
         return len(self._sockets[CONTROL].queue) < QUEUE_FRAMES_MAX
 
-    def enqueue(self, frames: Iterable[tuple[int, list]]) -> Receipt:
+    def enqueue(self, frames: Iterable[tuple[int, Gather]]) -> Receipt:
         """Queues frames given as (stream, gather list); the buffers must stay unchanged."""
         frames = list(frames)
         receipt = Receipt(len(frames), dropped=self.ended_by is not None)
@@ -111,10 +115,10 @@ class Group:
                 each.wake.notify()
         return receipt
 
-    def end(self, reason: str) -> None:
-        """The group sends nothing more; what was not sent is dropped. The first reason stays."""
+    def end(self, reason: str) -> str:
+        """The group sends nothing more; what was not sent is dropped. Returns the first reason."""
         if self.ended_by is not None:
-            return
+            return self.ended_by
         self.ended_by = reason
         for each in self._sockets:
             for _, receipt in each.queue:
@@ -123,6 +127,7 @@ class Group:
             each.wake.notify()
         self._session.lost(self.connection)
         self._changed.notify_all()
+        return reason
 
     @property
     def bytes_sent(self) -> int:
@@ -164,7 +169,7 @@ class Group:
             with contextlib.suppress(OSError):  # not connected any more: that is what we want
                 each.socket.shutdown(how)
 
-    def _run(self, body, stream: int) -> None:
+    def _run(self, body: Callable[[int], None], stream: int) -> None:
         """One thread: whatever ends it ends the group."""
         reason = "closed by the syncer"
         try:
@@ -216,7 +221,7 @@ class Group:
                     self._changed.notify_all()
 
 
-def send_all(connected: socket.socket, buffers: list) -> int:
+def send_all(connected: socket.socket, buffers: Gather) -> int:
     """Hands every byte of a gather list to the kernel, without a copy; the number of bytes."""
     rest = list(buffers)
     total = sum(map(len, rest))

@@ -137,9 +137,7 @@ class Learner:
         if self._done:
             return self._status((), ())
         deadline = time.monotonic() + timeout_s
-        self._wait_for_cut(deadline, timeout_s)
-        with self._client.lock:
-            cut = self._session.final_cut()
+        cut = self._wait_for_cut(deadline, timeout_s)
         for fragment, tensor in zip(self._fragments, cut, strict=True):
             fragment.overwrite(tensor)
         self._acknowledge(time.monotonic() + ACK_TIMEOUT_S)
@@ -178,14 +176,14 @@ class Learner:
         """Leaves the run and ends all threads, within seconds. May be called again."""
         self._client.close()
 
-    def save_layout(self, path: str | os.PathLike) -> None:
+    def save_layout(self, path: str | os.PathLike[str]) -> None:
         """Writes names, shapes and fragments as JSON, for exports. Raises `ConfigError`."""
         save_layout(path, self._layout)
 
     def __enter__(self) -> Learner:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -238,7 +236,7 @@ class Learner:
             if push is not None:
                 delta = self._buffers.take(self._session.push_bytes(pull.fragment))
                 self._fragments[pull.fragment].pack_delta(delta)
-                receipt = self._client.send(self._session.push(push, delta))
+                receipt = self._client.send(self._session.push(push, delta.data))
                 self._buffers.lend(receipt, delta)
                 if not receipt.dropped:
                     answered.append((pull.fragment, pull.step))
@@ -250,7 +248,8 @@ class Learner:
             self._next_heartbeat_s = now + HEARTBEAT_S
             self._client.send_control(self._session.heartbeat())
 
-    def _status(self, applied, answered) -> Status:
+    def _status(self, applied: tuple[tuple[int, int], ...],
+                answered: tuple[tuple[int, int], ...]) -> Status:
         session = self._session
         with self._client.lock:
             return Status(session.steps, applied, answered, session.versions,
@@ -277,7 +276,7 @@ class Learner:
             index = self._init.begin(session.last_generation)
             values = self._buffers.take(session.init_bytes(index))
             self._fragments[index].pack_values(values)
-            receipt = self._client.send(session.init(index, values))
+            receipt = self._client.send(session.init(index, values.data))
             self._buffers.lend(receipt, values)
             self._init.receipts.append(receipt)
 
@@ -291,15 +290,18 @@ class Learner:
             return False
         return self._init.may_begin(self._session.last_generation, len(self._fragments))
 
-    def _wait_for_cut(self, deadline: float, timeout_s: float) -> None:
+    def _wait_for_cut(self, deadline: float, timeout_s: float) -> list[memoryview]:
+        """The f32 bytes of every fragment of the final cut."""
         session, client = self._session, self._client
         report_s = time.monotonic() + WAIT_REPORT_S
         while True:
             client.check()
             self._boundary()
             if client.wait_for(self._has_work, min(deadline, report_s) - time.monotonic()):
-                if session.final_cut() is not None:
-                    return
+                with client.lock:
+                    cut = session.final_cut()
+                if cut is not None:
+                    return cut
                 continue
             with client.lock:
                 missing = f"fragments {session.missing_final_fragments()}"
@@ -329,8 +331,11 @@ class Learner:
             with client.lock:
                 frame = session.acknowledge()
             receipt = client.send_control(frame)
-            client.wait_for(lambda receipt=receipt: receipt.settled or session.ended,
-                            deadline - time.monotonic())
+
+            def over(receipt: Receipt = receipt) -> bool:
+                return receipt.settled or session.ended
+
+            client.wait_for(over, deadline - time.monotonic())
             if receipt.sent or session.ended:
                 return
             if not client.wait_for(lambda: client.connected or session.ended,
@@ -345,19 +350,19 @@ class _InitProgress:
 
     UNDER_WAY_MAX = 2
 
-    def __init__(self):
-        self.generation = 0
+    def __init__(self) -> None:
+        self.generation: int | None = 0
         self.receipts: list[Receipt] = []
         """Of each fragment handed to this connection, in order."""
 
-    def may_begin(self, generation: int, fragments: int) -> bool:
+    def may_begin(self, generation: int | None, fragments: int) -> bool:
         """Whether one more fragment may be packed: never more than two wait for the network."""
         if generation != self.generation:
             return True
         return len(self.receipts) < fragments and all(
             receipt.settled for receipt in self.receipts[:1 - self.UNDER_WAY_MAX])
 
-    def begin(self, generation: int) -> int:
+    def begin(self, generation: int | None) -> int:
         """The next fragment; a new connection starts at 0."""
         if generation != self.generation:
             self.generation = generation
@@ -399,6 +404,7 @@ class _SendBuffers:
 
     def lend(self, receipt: Receipt, array: np.ndarray) -> None:
         """Says which message uses an array of `take`."""
+        assert array.base is not None  # `take` hands out views
         self._lent.append((receipt, array.base))
 
 

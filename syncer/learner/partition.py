@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 
 from syncer.errors import ConfigError
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, FragmentLayout, Layout
@@ -70,7 +70,7 @@ class NamedLayout(NamedTuple):
             FragmentLayout(
                 fragment.merge_mode,
                 tuple(tensor.numel for tensor in fragment.tensors),
-                tuple(tensor.shape for tensor in fragment.tensors)
+                tuple(_matrix(tensor) for tensor in fragment.tensors)
                 if fragment.merge_mode == ISO else (),
             )
             for fragment in self.fragments
@@ -126,7 +126,8 @@ def build_layout(
         raise ConfigError(f"avg_regex {avg_regex!r} is not a regular expression: {error}") from None
     iso = matrix_merge == "iso"
 
-    averaged, rest = [], []
+    averaged: list[_Entry] = []
+    rest: list[_Entry] = []
     for entry in sorted(_checked_tensors(tensors)):
         (averaged if _is_averaged(entry.tensor, extra, iso) else rest).append(entry)
     result = []
@@ -162,7 +163,7 @@ def layout_fingerprint(layout: NamedLayout) -> bytes:
     return digest.digest()
 
 
-def save_layout(path: str | os.PathLike, layout: NamedLayout) -> None:
+def save_layout(path: str | os.PathLike[str], layout: NamedLayout) -> None:
     """Writes names, shapes and merge modes as JSON, whole or not at all.
 
     Raises `ConfigError` when the file cannot be written.
@@ -187,7 +188,7 @@ def save_layout(path: str | os.PathLike, layout: NamedLayout) -> None:
         raise ConfigError(f"cannot write layout file {target}: {error.strerror}") from None
 
 
-def load_layout(path: str | os.PathLike) -> NamedLayout:
+def load_layout(path: str | os.PathLike[str]) -> NamedLayout:
     """Reads a file of `save_layout` and checks it against its own fingerprint.
 
     Raises `ConfigError` when it cannot be read, is no such file, or has been altered.
@@ -231,11 +232,19 @@ class _Entry(NamedTuple):
     tensor: NamedTensor
 
 
-def _checked_tensors(tensors) -> list[_Entry]:
+def _matrix(tensor: NamedTensor) -> tuple[int, int]:
+    rows, cols = tensor.shape
+    return rows, cols
+
+
+def _checked_tensors(
+    tensors: Mapping[str, int | Sequence[int]] | Iterable[tuple[str, int | Sequence[int]]],
+) -> list[_Entry]:
     items = tensors.items() if isinstance(tensors, Mapping) else tensors
-    result, seen = [], set()
+    result: list[_Entry] = []
+    seen: set[str] = set()
     for name, size in items:
-        shape = tuple(map(operator.index, (size,) if hasattr(size, "__index__") else size))
+        shape = tuple(map(operator.index, (size,) if isinstance(size, SupportsIndex) else size))
         if not name or name in seen:
             raise ConfigError("parameter names must be unique and not empty, found "
                               + (f"{name!r} twice" if name else "an empty one"))
@@ -254,7 +263,7 @@ def _checked_tensors(tensors) -> list[_Entry]:
     return result
 
 
-def _is_averaged(tensor: NamedTensor, extra: re.Pattern | None, iso: bool) -> bool:
+def _is_averaged(tensor: NamedTensor, extra: re.Pattern[str] | None, iso: bool) -> bool:
     lowered = tensor.name.lower()
     return (
         any(part in lowered for part in AVG_NAME_PARTS)
@@ -269,14 +278,16 @@ def _binpacked(ordered: list[_Entry], count: int) -> list[list[NamedTensor]]:
 
 def _strided(ordered: list[_Entry], count: int) -> list[list[NamedTensor]]:
     """Layers dealt out by the rank of their number; what belongs to no layer fills the gaps."""
-    layered, loose = [], []
+    layered: list[tuple[int, str, _Entry]] = []
+    loose: list[_Entry] = []
     for entry in ordered:
         if match := _LAYER.search(entry.name):
             layered.append((int(match.group(1)), entry.name, entry))
         else:
             loose.append(entry)
     rank = {number: i for i, number in enumerate(sorted({layer[0] for layer in layered}))}
-    bins, totals = [[] for _ in range(count)], [0] * count
+    bins: list[list[NamedTensor]] = [[] for _ in range(count)]
+    totals = [0] * count
     for number, _, entry in sorted(layered):
         index = rank[number] % count
         bins[index].append(entry.tensor)
@@ -284,7 +295,8 @@ def _strided(ordered: list[_Entry], count: int) -> list[list[NamedTensor]]:
     return _fill_smallest(bins, totals, loose)
 
 
-def _fill_smallest(bins: list[list[NamedTensor]], totals: list[int], ordered: list[_Entry]):
+def _fill_smallest(bins: list[list[NamedTensor]], totals: list[int],
+                   ordered: list[_Entry]) -> list[list[NamedTensor]]:
     """Each tensor goes to the bin with the smallest total, the lowest index on a tie.
 
     A heap of running totals: looking through all bins for every tensor took minutes for large

@@ -27,7 +27,7 @@ import operator
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.kernels import sha256
@@ -61,6 +61,9 @@ from syncer.wire.messages import (
     parse_pull,
     parse_shutdown,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 CONTROL = 0
 """Stream number of the control socket; data socket i is stream i + 1."""
@@ -96,11 +99,15 @@ class Phase(Enum):
 
 
 class Inbound(NamedTuple):
-    """One parsed frame of the server; `digest` is the SHA-256 of its tensor, if it has one."""
+    """One parsed frame of the server.
+
+    `message` is None for SHUTDOWN and the text of an ERROR; `digest` is the SHA-256 of the tensor
+    of a broadcast or final fragment, empty for others.
+    """
 
     msg_type: int
     message: Pull | Bcast | FinalFragment | Manifest | str | None
-    digest: bytes | None = None
+    digest: bytes = b""
 
 
 class Bulk(NamedTuple):
@@ -211,17 +218,18 @@ class Session:
         Raises `RemoteProtocolError` for a frame that a server of this session cannot send.
         """
         if msg_type == Msg.BCAST_FRAGMENT:
-            message = parse_bcast(payload, self.layout, self.dtype)
-            return Inbound(msg_type, message, sha256(message.tensor))
+            bcast = parse_bcast(payload, self.layout, self.dtype)
+            return Inbound(msg_type, bcast, sha256(bcast.tensor))
         if msg_type == Msg.FINAL_FRAGMENT:
-            message = parse_final_fragment(payload, self.layout)
-            return Inbound(msg_type, message, sha256(message.tensor))
+            final = parse_final_fragment(payload, self.layout)
+            return Inbound(msg_type, final, sha256(final.tensor))
         if msg_type == Msg.PULL_REQ:
             return Inbound(msg_type, parse_pull(payload, self.layout))
         if msg_type == Msg.FINAL_MANIFEST:
             return Inbound(msg_type, parse_manifest(payload, self.layout))
         if msg_type == Msg.SHUTDOWN:
-            return Inbound(msg_type, parse_shutdown(payload))
+            parse_shutdown(payload)
+            return Inbound(msg_type, None)
         if msg_type == Msg.ERROR:
             return Inbound(msg_type, parse_error(payload))
         raise RemoteProtocolError(f"a learner cannot receive message type {msg_type}")
@@ -234,31 +242,33 @@ class Session:
         if self.ended:
             return False
         try:
-            return self._accept(connection, *inbound)
+            return self._accept(connection, inbound.message, inbound.digest)
         except SyncerError as error:
             self.fail(error)
             raise
 
-    def _accept(self, connection, msg_type, message, digest) -> bool:
-        if msg_type == Msg.BCAST_FRAGMENT:
+    def _accept(self, connection: Connection,
+                message: Pull | Bcast | FinalFragment | Manifest | str | None,
+                digest: bytes) -> bool:
+        if isinstance(message, Bcast):
             return self._accept_broadcast(connection, message, digest)
-        if msg_type == Msg.PULL_REQ:
+        if isinstance(message, Pull):
             news = connection is self.connection and message not in self.pulls
             if news:
                 self.pulls.append(message)
             return news
-        if msg_type == Msg.FINAL_FRAGMENT:
+        if isinstance(message, FinalFragment):
             news = _is_news(message, digest, self._final[message.fragment], "FINAL_FRAGMENT")
             if news:
                 self._final[message.fragment] = message.version, digest, message.tensor
             return news
-        if msg_type == Msg.FINAL_MANIFEST:
+        if isinstance(message, Manifest):
             return self._accept_manifest(message)
-        if msg_type == Msg.SHUTDOWN:
+        if message is None:
             return self._accept_shutdown()
         raise refusal(message)
 
-    def _accept_broadcast(self, connection, message: Bcast, digest: bytes) -> bool:
+    def _accept_broadcast(self, connection: Connection, message: Bcast, digest: bytes) -> bool:
         if self.connection not in (None, connection):
             return False  # late: the new connection tells what holds now
         seen = self.accepted[message.fragment]
@@ -316,20 +326,23 @@ class Session:
         """Pulls that may be answered now: an anchor is there, and enough steps were made on it."""
         if self.phase is not Phase.TRAINING:
             return []
-        return [pull for pull in self.pulls if self._is_due(pull)]
+        return [pull for pull in self.pulls if self._due_anchor(pull) is not None]
 
-    def _is_due(self, pull: Pull) -> bool:
+    def _due_anchor(self, pull: Pull) -> _Applied | None:
+        """The anchor that a pull may be answered on now."""
         applied = self._applied[pull.fragment]
-        return applied is not None and self.steps - applied.steps >= self.min_steps_per_sync
+        if applied is None or self.steps - applied.steps < self.min_steps_per_sync:
+            return None
+        return applied
 
     def answer(self, pull: Pull) -> Push | None:
         """Ends a pull and returns its PUSH without a delta; None if an outage ended it before."""
         if pull not in self.pulls:
             return None
-        if not self._is_due(pull):
+        applied = self._due_anchor(pull)
+        if applied is None:
             raise LocalProtocolError(f"{pull} cannot be answered yet")
         self.pulls.remove(pull)
-        applied = self._applied[pull.fragment]
         return Push(
             self.learner, pull.fragment, pull.step, pull.attempt, applied.version, self.steps,
             self.steps - applied.steps, self.tokens - applied.tokens, memoryview(b""))
@@ -360,7 +373,7 @@ class Session:
 
         Raises `LocalProtocolError` while the cut is not complete.
         """
-        if self.final_cut() is None:
+        if self.manifest is None or self.final_cut() is None:
             raise LocalProtocolError("FINAL_ACK before the whole final cut has arrived")
         if self.phase is Phase.FINALIZING:
             self.phase = Phase.ACKNOWLEDGING
@@ -368,14 +381,14 @@ class Session:
 
     # --- outgoing messages -----------------------------------------------------------------------
 
-    def init(self, fragment: int, tensor) -> Bulk:
+    def init(self, fragment: int, tensor: Buffer) -> Bulk:
         """INIT_PARAMS of one fragment; tensor: its bytes in the bulk dtype. Learner 0 only."""
         if self.learner != 0:
             raise LocalProtocolError(f"only learner 0 sends INIT_PARAMS, this is {self.learner}")
         self._check_body("INIT_PARAMS", fragment, tensor, self._bulk_bytes)
         return Bulk(Msg.INIT_PARAMS, init_head(fragment), memoryview(tensor))
 
-    def push(self, push: Push, delta) -> Bulk:
+    def push(self, push: Push, delta: Buffer) -> Bulk:
         """PUSH_FRAGMENT for an `answer`; delta: its bytes in the session dtype."""
         self._check_body("PUSH_FRAGMENT", push.fragment, delta, self._delta_bytes)
         return Bulk(Msg.PUSH_FRAGMENT, push_head(push), memoryview(delta))
@@ -399,7 +412,7 @@ class Session:
         return msg_id
 
     @staticmethod
-    def _check_body(name: str, fragment: int, body, sizes: list[int]) -> None:
+    def _check_body(name: str, fragment: int, body: Buffer, sizes: list[int]) -> None:
         if not 0 <= fragment < len(sizes):
             raise LocalProtocolError(
                 f"{name} for fragment {fragment}, the layout has {len(sizes)}")
@@ -440,7 +453,7 @@ class Connection:
         """
         return self._readers[stream].received(count)
 
-    def feed(self, stream: int, data) -> list[Inbound]:
+    def feed(self, stream: int, data: bytes | bytearray | memoryview) -> list[Inbound]:
         """Takes bytes of a stream in one go: the frames that changed the session's state.
 
         For callers without sockets; copies `data`. Raises as `received`, `parse` and `accept`,
@@ -458,7 +471,7 @@ class Connection:
             raise
         return accepted
 
-    def stripe(self, bulk: Bulk) -> Iterator[tuple[int, list]]:
+    def stripe(self, bulk: Bulk) -> Iterator[tuple[int, list[bytes | memoryview]]]:
         """Cuts a message into CHUNK frames: (stream, gather list of buffers), in sending order.
 
         Data sockets take turns, and the turn goes on from message to message.
@@ -481,7 +494,8 @@ class _Applied(NamedTuple):
     tokens: int
 
 
-def _is_news(message, digest: bytes, seen, name: str) -> bool:
+def _is_news(message: Bcast | FinalFragment, digest: bytes,
+             seen: tuple[int, bytes] | tuple[int, bytes, memoryview] | None, name: str) -> bool:
     if seen is None or message.version > seen[0]:
         return True
     if message.version == seen[0] and digest != seen[1]:
