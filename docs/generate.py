@@ -31,9 +31,16 @@ PARTS = {
     "room-table": "docs.rooms:room_table",
     "room-map": "docs.rooms:room_map",
     "modules": "docs.rooms:module_tables",
+    "numpy-line": "docs.generate:numpy_line",
     "scenario-numbers": "tests.scenarios.numbers:table",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def numpy_line() -> str:
+    """The example program as it is."""
+    program = (DOCS.parent / "examples/numpy_line.py").read_text(encoding="utf-8")
+    return f"```python\n{program}```\n"
 
 
 def generated(name: str) -> str:

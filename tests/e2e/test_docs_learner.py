@@ -1,4 +1,4 @@
-"""The worked example of docs/learner.md runs as it is printed there, and both learners agree."""
+"""examples/numpy_line.py runs with the commands of docs/learner.md, and both learners agree."""
 
 import json
 import os
@@ -10,17 +10,15 @@ from .scripted import ROOT, ServerProcess
 from .waiting import DEADLINE_S
 
 
-def blocks() -> tuple[str, list[str]]:
-    """(the script, the commands that run it)"""
+def commands() -> list[str]:
+    """The command lines of the page: the server's, then one for each learner."""
     text = (ROOT / "docs/learner.md").read_text(encoding="utf-8")
-    [script] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    [commands] = re.findall(r"```\n(python .*?)```", text, re.DOTALL)
-    return script, commands.strip().splitlines()
+    [block] = re.findall(r"```\n(python .*?)```", text, re.DOTALL)
+    return block.strip().splitlines()
 
 
 def test_the_example_solves_its_problem(tmp_path):
-    script, (server_command, *learner_commands) = blocks()
-    (tmp_path / "line.py").write_text(script)
+    server_command, *learner_commands = commands()
     words = server_command.split()
     assert words[:3] == ["python", "-m", "syncer.server"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
@@ -32,9 +30,9 @@ def test_the_example_solves_its_problem(tmp_path):
         processes = []
         for command in learner_commands:
             python, name, learner_id, printed = command.split()
-            assert (python, name, printed) == ("python", "line.py", address)
+            assert (python, name, printed) == ("python", "examples/numpy_line.py", address)
             processes.append(subprocess.Popen(
-                [sys.executable, str(tmp_path / name), learner_id, f"127.0.0.1:{server.port}"],
+                [sys.executable, str(ROOT / name), learner_id, f"127.0.0.1:{server.port}"],
                 env=clean | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True))
         try:
             outputs = [process.communicate(timeout=DEADLINE_S)[0] for process in processes]
