@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from syncer.checkpoint import safetensors
 from syncer.checkpoint.atomic import AtomicFile
-from syncer.checkpoint.facts import SAFETENSORS, Facts, TensorPlace
+from syncer.checkpoint.facts import Facts, TensorPlace
+from syncer.checkpoint.formats import FORMAT_OF
 from syncer.checkpoint.reader import Checkpoint
-from syncer.checkpoint.writer import parts, size_bytes
 from syncer.errors import CheckpointMismatch
 from syncer.kernels import Sha256
 from syncer.layout import Layout
@@ -45,23 +45,23 @@ def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
         raise CheckpointMismatch(f"{source.path}: the layout has fragments of {numels} elements, "
                                  f"the checkpoint has {list(facts.numels)}")
     digests: dict[str, str] = {}
-    with AtomicFile(path, size_bytes=size_bytes(facts, form)) as file:
-        for part in parts(facts, form):
-            if part.data is not None:
-                file.append(part.data)
+    draft = FORMAT_OF[form].draft(facts)
+    with AtomicFile(path, size_bytes=draft.size) as file:
+        for part in draft.parts:
+            if isinstance(part, bytes):
+                file.append(part)
                 continue
-            tensor = TensorPlace(part.fragment, part.array, facts.numels[part.fragment])
             stream = Sha256()
-            for values in source.pieces(tensor):
+            for values in source.pieces(part):
                 stream.update(values)
                 file.append(values)
                 if progress is not None:
                     progress(file.size, facts.state_bytes)
-            digests[tensor.name] = stream.hexdigest()
-            source.check_digest(tensor, digests[tensor.name])
+            digests[part.name] = stream.hexdigest()
+            source.check_digest(part, digests[part.name])
         file.flush()
-        if form == SAFETENSORS:
-            file.rewrite(safetensors.header(facts, digests), 0)
+        if draft.fill is not None:
+            file.rewrite(draft.fill(digests), 0)
         file.commit()
         return file.size
 

@@ -6,7 +6,7 @@ arrays, and the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -78,6 +78,28 @@ class Facts:
     def state_bytes(self) -> int:
         """Bytes of all tensors."""
         return 4 * sum(self.numels) * (1 + len(self.state))
+
+
+class Draft(NamedTuple):
+    """The file of a cut in one format, before its tensors are in it."""
+
+    size: int
+    """Bytes of the whole file."""
+    parts: Iterator[bytes | TensorPlace]
+    """The file from front to back, once: literal bytes, and where a tensor stands."""
+    fill: Callable[[Mapping[str, str]], bytes] | None = None
+    """The first part again with these digests, 64 hexadecimal digits by tensor name, where it has
+    zeros; None: the format has no place for them."""
+
+
+class Parsed(NamedTuple):
+    """What stands in a file besides the tensors."""
+
+    facts: Facts
+    places: dict[tuple[int, str], int]
+    """Where each (fragment, array) begins in the file."""
+    digests: dict[str, str]
+    """Of each tensor by its name, 64 hexadecimal digits; empty if the format has none."""
 
 
 @dataclass

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from syncer.checkpoint import safetensors, yeto
-from syncer.checkpoint.facts import SAFETENSORS, YETO_V3, Facts, TensorPlace, check_contiguous
+from syncer.checkpoint.facts import Parsed, TensorPlace, check_contiguous
 from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.formats import FORMAT_OF, format_of_file
 from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
 from syncer.kernels import Sha256, first_nonfinite, sha256_update_pair
@@ -52,7 +52,7 @@ class Checkpoint:
         self.descriptor = self._open()
         try:
             self.size = files.status(self.descriptor).st_size
-            self.format, self.facts, self.places, self.digests = self._parse()
+            self.format, (self.facts, self.places, self.digests) = self._parse()
             check_contiguous(self.facts)
         except OSError as error:
             self.close()
@@ -74,17 +74,12 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} is no regular file")
         return descriptor
 
-    def _parse(self) -> tuple[str, Facts, dict, dict[str, str]]:
-        window = Window(self.path, self.descriptor, self.size, self.files)
-        magic = bytearray(len(yeto.MAGIC_BYTES))
-        self.files.read(self.descriptor, [magic], 0)
-        if magic == yeto.MAGIC_BYTES:
-            return YETO_V3, *yeto.parse(window), {}
-        if self.size < 8:
-            raise CheckpointFormatError(
-                f"{self.path}: first bytes at offset 0: expected a checkpoint (safetensors or "
-                f"yeto-v3), found a file of {self.size} bytes")
-        return SAFETENSORS, *safetensors.parse(window)
+    def _parse(self) -> tuple[str, Parsed]:
+        begin = bytearray(8)
+        self.files.read(self.descriptor, [begin], 0)
+        form = format_of_file(bytes(begin))
+        return form, FORMAT_OF[form].parse(
+            Window(self.path, self.descriptor, self.size, self.files))
 
     def close(self) -> None:
         if self.descriptor >= 0:

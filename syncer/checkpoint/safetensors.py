@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from syncer.checkpoint.facts import (
     STATES,
     U32_MAX,
     U64_MAX,
+    Draft,
     Facts,
+    Parsed,
     TensorPlace,
     check_layout,
 )
@@ -38,6 +42,7 @@ VALUES_MAX = 4 * 1024 * 1024
 ALIGN = 4096
 """The first tensor begins at a multiple of it, so large writes are aligned in the file."""
 ZERO_DIGEST = "0" * 64
+DIGESTS_KEY = b'"sha256":"'
 SELF_KEY = b'"header_sha256":"'
 NAMES = dict(MERGE_MODES)
 MODES = {name: mode for mode, name in MERGE_MODES.items()}
@@ -45,13 +50,19 @@ F32_BYTES = 4
 
 
 # ------------------------------------------------------------------------------------ writing
-def header(facts: Facts, digests: Mapping[str, str]) -> bytes:
-    """Length, JSON and padding: everything before the first tensor.
+def draft(facts: Facts) -> Draft:
+    """The file of these facts; its header is made here, and filled with digests in the end.
 
-    digests: tensor name -> 64 hexadecimal digits; without one it is zeros, and the header has the
-    same length. Raises `CheckpointError` when the header is larger than readers accept.
+    Raises `CheckpointError` when the header is larger than readers accept.
     """
-    entries: dict[str, Any] = {"__metadata__": _metadata(facts, digests)}
+    header = _header(facts)
+    return Draft(len(header) + facts.state_bytes, chain([header], facts.tensors),
+                 partial(_filled, header, facts))
+
+
+def _header(facts: Facts) -> bytes:
+    """Length, JSON and padding: everything before the first tensor, with zeros for digests."""
+    entries: dict[str, Any] = {"__metadata__": _metadata(facts)}
     at = 0
     for tensor in facts.tensors:
         end = at + F32_BYTES * tensor.numel
@@ -63,12 +74,22 @@ def header(facts: Facts, digests: Mapping[str, str]) -> bytes:
         raise CheckpointError(
             f"a safetensors header of {len(text)} bytes would be needed for {len(facts.numels)} "
             f"fragments, readers accept {HEADER_BYTES_MAX}; use fewer fragments or yeto-v3")
-    whole = len(text).to_bytes(8, "little") + text
-    begin = whole.index(SELF_KEY) + len(SELF_KEY)
-    return whole[:begin] + sha256(whole).hex().encode() + whole[begin + 64 :]
+    return len(text).to_bytes(8, "little") + text
 
 
-def _metadata(facts: Facts, digests: Mapping[str, str]) -> dict[str, str]:
+def _filled(header: bytes, facts: Facts, digests: Mapping[str, str]) -> bytes:
+    """The header with the digests of all tensors, and its own, where it has zeros."""
+    found = bytearray(header)
+    at = found.index(DIGESTS_KEY)
+    for tensor in facts.tensors:  # as `_metadata` lists them
+        at = found.index(ZERO_DIGEST.encode(), at)
+        found[at : at + 64] = digests[tensor.name].encode()
+    begin = found.index(SELF_KEY) + len(SELF_KEY)
+    found[begin : begin + 64] = sha256(found).hex().encode()
+    return bytes(found)
+
+
+def _metadata(facts: Facts) -> dict[str, str]:
     optimizer = dict(facts.optimizer or {"name": "nesterov"})
     found = {
         "format": FORMAT, "format_version": FORMAT_VERSION, "global_step": str(facts.step),
@@ -83,8 +104,7 @@ def _metadata(facts: Facts, digests: Mapping[str, str]) -> dict[str, str]:
               "session_contract": facts.contract.hex()}
     if facts.profile_hash is not None:
         found["profile_hash"] = facts.profile_hash.hex()
-    names = [tensor.name for tensor in facts.tensors]
-    found["sha256"] = _compact({name: digests.get(name, ZERO_DIGEST) for name in names})
+    found["sha256"] = _compact({tensor.name: ZERO_DIGEST for tensor in facts.tensors})
     found["header_sha256"] = ZERO_DIGEST
     return found
 
@@ -105,12 +125,15 @@ class _Malformed(Exception):
     """What is wrong with one field, without where."""
 
 
-def parse(window: Window) -> tuple[Facts, dict[tuple[int, str], int], dict[str, str]]:
-    """The facts, where each (fragment, array) begins, and the digest of each tensor by name.
+def parse(window: Window) -> Parsed:
+    """What stands in the header.
 
     Raises `CheckpointFormatError` naming field and offset. No memory is taken for a length before
     it was compared with the file, and the whole header is verified before any of it is believed.
     """
+    if window.left < 8:
+        window.refuse("first bytes", window.at, "a checkpoint (safetensors or yeto-v3)",
+                      f"a file of {window.size} bytes")
     at = window.at
     length = int.from_bytes(window.take("header length", 8), "little")
     if not 2 <= length <= min(window.left, HEADER_BYTES_MAX):
@@ -132,7 +155,7 @@ def parse(window: Window) -> tuple[Facts, dict[tuple[int, str], int], dict[str, 
     except CheckpointFormatError as problem:
         raise CheckpointFormatError(f"{window.path}: header at offset 8: {problem}") from None
     data = 8 + length
-    return facts, {key: data + offset for key, offset in offsets.items()}, digests
+    return Parsed(facts, {key: data + offset for key, offset in offsets.items()}, digests)
 
 
 def _values(text: bytes) -> int:

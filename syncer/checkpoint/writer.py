@@ -7,25 +7,17 @@ hashes two tensors at a time, and the safetensors header is filled in last, befo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from syncer.checkpoint import safetensors, yeto
 from syncer.checkpoint.atomic import AtomicFile
-from syncer.checkpoint.facts import SAFETENSORS, Cut, Facts
+from syncer.checkpoint.facts import SAFETENSORS, Cut, Draft
 from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.formats import FORMAT_OF
 from syncer.checkpoint.lane import Work, beside
 from syncer.kernels import sha256, sha256_pair
 
 Progress = Callable[[int, int], None]
-
-
-class Part(NamedTuple):
-    """A piece of a file: literal bytes, or the place of a tensor."""
-
-    data: bytes | None
-    fragment: int = 0
-    array: str = ""
 
 
 class Digests:
@@ -73,26 +65,6 @@ class Digests:
         self.fragments.clear()
 
 
-def parts(facts: Facts, form: str) -> Iterator[Part]:
-    """The file of a format, front to back; a safetensors header comes with zeros for digests."""
-    yield Part(safetensors.header(facts, {}) if form == SAFETENSORS else yeto.head(facts))
-    for fragment in range(len(facts.numels)):
-        if form != SAFETENSORS:
-            yield Part(yeto.fragment_head(facts, fragment))
-        for array in ("params", *facts.state):
-            yield Part(None, fragment, array)
-    if form != SAFETENSORS:
-        yield Part(yeto.tail(facts))
-
-
-def size_bytes(facts: Facts, form: str) -> int:
-    """Of the file. Raises `CheckpointError` when the format has no place for the state."""
-    if form != SAFETENSORS:
-        yeto.check_writable(facts)
-        return yeto.size_bytes(facts)
-    return len(safetensors.header(facts, {})) + facts.state_bytes
-
-
 def write_checkpoint(path: str | os.PathLike[str], cut: Cut, form: str = SAFETENSORS, *,
                      files: Files = FILES, direct: bool = False, let_go: bool = False,
                      progress: Progress | None = None,
@@ -104,27 +76,27 @@ def write_checkpoint(path: str | os.PathLike[str], cut: Cut, form: str = SAFETEN
     `WriteError` with the file that was there untouched, `CheckpointError` when the format cannot
     hold the cut.
     """
-    facts, total = cut.facts, size_bytes(cut.facts, form)
-    with AtomicFile(path, size_bytes=total, files=files, direct=direct) as file:
-        digests = Digests(cut, beside) if form == SAFETENSORS else None
+    draft = FORMAT_OF[form].draft(cut.facts)
+    with AtomicFile(path, size_bytes=draft.size, files=files, direct=direct) as file:
+        digests = None if draft.fill is None else Digests(cut, beside)
         try:
-            _append_all(file, cut, form, let_go=let_go, progress=progress, total=total)
-            if digests is not None:
-                file.rewrite(safetensors.header(facts, digests.result()), 0)
+            _append_all(file, cut, draft, let_go=let_go, progress=progress)
+            if draft.fill is not None and digests is not None:
+                file.rewrite(draft.fill(digests.result()), 0)
         finally:
             if digests is not None:
                 digests.stop()
         file.commit()
-    return total
+    return draft.size
 
 
-def _append_all(file: AtomicFile, cut: Cut, form: str, *, let_go: bool,
-                progress: Progress | None, total: int) -> None:
+def _append_all(file: AtomicFile, cut: Cut, draft: Draft, *, let_go: bool,
+                progress: Progress | None) -> None:
     version: Any = None
     held = -1
-    for part in parts(cut.facts, form):
-        if part.data is not None:
-            file.append(part.data)
+    for part in draft.parts:
+        if isinstance(part, bytes):
+            file.append(part)
         else:
             if part.fragment != held:
                 held, version = part.fragment, cut.fragments[part.fragment]
@@ -132,6 +104,6 @@ def _append_all(file: AtomicFile, cut: Cut, form: str, *, let_go: bool,
                     cut.fragments[held] = None
             file.append(version.params if part.array == "params" else version.state[part.array])
         if progress is not None:
-            progress(file.written, total)
+            progress(file.written, draft.size)
     version = None
     file.flush()

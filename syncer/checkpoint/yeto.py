@@ -13,10 +13,10 @@ Must not open files: it makes bytes, and reads them through a `Window`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from syncer.checkpoint.facts import Facts
+from syncer.checkpoint.facts import Draft, Facts, Parsed, TensorPlace
 from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError
 from syncer.protocol import HASH_BYTES
@@ -31,25 +31,27 @@ CONTRACT = struct.Struct("<I32s")
 STATE = ("momentum",)
 
 
-def check_writable(facts: Facts) -> None:
-    """Raises `CheckpointError` when the format has no place for this state."""
+def draft(facts: Facts) -> Draft:
+    """The file of these facts. Raises `CheckpointError` when the format cannot hold the state."""
     if facts.state != STATE or (facts.optimizer or {"name": "nesterov"})["name"] != "nesterov":
         name = (facts.optimizer or {}).get("name", f"arrays {facts.state}")
         raise CheckpointError(f"the yeto-v3 format holds nesterov only, not {name}; use "
                               "safetensors")
+    tail = _tail(facts)
+    size = HEAD.size + len(facts.numels) * FRAGMENT.size + facts.state_bytes + len(tail)
+    return Draft(size, _parts(facts, tail))
 
 
-def head(facts: Facts) -> bytes:
-    """The first 49 bytes."""
-    return HEAD.pack(MAGIC, 0, facts.fingerprint, facts.step, len(facts.numels))
+def _parts(facts: Facts, tail: bytes) -> Iterator[bytes | TensorPlace]:
+    yield HEAD.pack(MAGIC, 0, facts.fingerprint, facts.step, len(facts.numels))
+    for fragment, (version, numel) in enumerate(zip(facts.versions, facts.numels, strict=True)):
+        yield FRAGMENT.pack(version, numel)
+        for array in ("params", *STATE):
+            yield TensorPlace(fragment, array, numel)
+    yield tail
 
 
-def fragment_head(facts: Facts, fragment: int) -> bytes:
-    """What stands in front of a fragment's parameters."""
-    return FRAGMENT.pack(facts.versions[fragment], facts.numels[fragment])
-
-
-def tail(facts: Facts) -> bytes:
+def _tail(facts: Facts) -> bytes:
     """Everything behind the last fragment."""
     ledger = b"".join(LEARNER.pack(learner, *facts.ledger[learner])
                       for learner in sorted(facts.ledger))
@@ -57,13 +59,8 @@ def tail(facts: Facts) -> bytes:
             + CONTRACT.pack(CONTRACT_MAGIC, facts.contract))
 
 
-def size_bytes(facts: Facts) -> int:
-    """Of the whole file."""
-    return (HEAD.size + len(facts.numels) * FRAGMENT.size + facts.state_bytes + len(tail(facts)))
-
-
-def parse(window: Window) -> tuple[Facts, dict[tuple[int, str], int]]:
-    """The facts, and where each (fragment, array) begins. Raises `CheckpointFormatError`.
+def parse(window: Window) -> Parsed:
+    """What stands around the tensors; no digests. Raises `CheckpointFormatError`.
 
     Takes memory for what was really found only: a length is compared with the bytes that are left
     before anything is done with it.
@@ -90,8 +87,9 @@ def parse(window: Window) -> tuple[Facts, dict[tuple[int, str], int]]:
         window.skip(8 * numel)
     ledger = _parse_ledger(window)
     contract = _parse_identity(window, fingerprint)
-    return Facts(step=step, versions=tuple(versions), numels=tuple(numels), state=STATE,
-                 ledger=ledger, fingerprint=fingerprint, contract=contract), places
+    facts = Facts(step=step, versions=tuple(versions), numels=tuple(numels), state=STATE,
+                  ledger=ledger, fingerprint=fingerprint, contract=contract)
+    return Parsed(facts, places, {})
 
 
 def _parse_ledger(window: Window) -> Mapping[int, Any]:

@@ -298,7 +298,7 @@ def test_a_header_too_large_for_readers_is_not_written(monkeypatch, tmp_path):
 
 def test_sizes_are_known_before_writing(tmp_path):
     cut = make_cut(40)
-    assert len(written(tmp_path, cut, "yeto-v3")) == yeto.size_bytes(cut.facts)
+    assert len(written(tmp_path, cut, "yeto-v3")) == yeto.draft(cut.facts).size
     assert cut.facts.state_bytes == 8 * LAYOUT.numel
     check_contiguous(cut.facts)
     assert isinstance(cut.facts, Facts)
