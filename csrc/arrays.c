@@ -192,9 +192,7 @@ static void sum_range(void *context, int part, size_t begin, size_t end) {
     case SUMSQ: reduce->sumsq(job->x + begin, n, sums); break;
     case DOT: reduce->dot(job->x + begin, job->y + begin, n, sums); break;
     case THREE: reduce->three(job->x + begin, job->y + begin, n, sums, WINDOW_BLOCKS); break;
-    case ROTATED:
-        reduce->rotated(job->x + begin, job->y + begin, job->wu, job->wv, n, sums);
-        break;
+    case ROTATED: reduce->rotated(job->x + begin, job->y + begin, job->wu, job->wv, n, sums); break;
     }
 }
 

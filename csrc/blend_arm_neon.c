@@ -147,9 +147,10 @@ static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t 
     return lowest;
 }
 
-static inline __attribute__((always_inline)) size_t outer(
-    enum sk_outer which, step_fn step, int states, const sk_outer_scalars *o,
-    const sk_outer_arrays *a, size_t at, const float *g, size_t n) {
+static inline __attribute__((always_inline)) size_t outer(enum sk_outer which, step_fn step,
+                                                          int states, const sk_outer_scalars *o,
+                                                          const sk_outer_arrays *a, size_t at,
+                                                          const float *g, size_t n) {
     size_t bad = n, i = 0;
     const sk_outer_arrays arrays = *a; /* a local copy cannot alias the stores */
     const sk_outer_scalars scalars = *o;
@@ -187,9 +188,11 @@ static size_t delayed_apply(const sk_outer_scalars *o, const sk_outer_arrays *a,
     return outer(SK_OUTER_DELAYED_APPLY, step_apply, 2, o, a, at, g, n);
 }
 
+// clang-format off: one line for the kernels, one for each optimizer
 const sk_blend_variant sk_blend_neon = {
     "neon", SK_CPU_NEON, accumulate, first, scale, blend, shrink, rotate, scan,
     {[SK_OUTER_NESTEROV] = nesterov,
      [SK_OUTER_SGD] = sgd,
      [SK_OUTER_DELAYED_HOLD] = delayed_hold,
      [SK_OUTER_DELAYED_APPLY] = delayed_apply}};
+// clang-format on

@@ -91,9 +91,11 @@ static size_t delayed_apply(const sk_outer_scalars *o, const sk_outer_arrays *a,
     return bad;
 }
 
+// clang-format off: one line for the kernels, one for each optimizer
 const sk_blend_variant sk_blend_portable = {
-    "portable", 0,      accumulate, first, scale, blend, shrink, rotate, scan,
+    "portable", 0, accumulate, first, scale, blend, shrink, rotate, scan,
     {[SK_OUTER_NESTEROV] = nesterov,
      [SK_OUTER_SGD] = sgd,
      [SK_OUTER_DELAYED_HOLD] = delayed_hold,
      [SK_OUTER_DELAYED_APPLY] = delayed_apply}};
+// clang-format on

@@ -106,8 +106,8 @@ INLINE __m256i step_nesterov(const sk_outer_scalars *o, const sk_outer_arrays *a
     return _mm256_max_epu32(magnitude(b), magnitude(p));
 }
 
-INLINE __m256i step_sgd(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
-                        __m256 g, int stream) {
+INLINE __m256i step_sgd(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at, __m256 g,
+                        int stream) {
     __m256 p = SUB(LOAD(a->params + at), MUL(_mm256_set1_ps(o->lr), g));
     put(a->params_out + at, p, stream);
     return magnitude(p);
@@ -119,8 +119,8 @@ static inline __m256 delayed_params(const sk_outer_scalars *o, const sk_outer_ar
     return SUB(LOAD(a->params + at), MUL(_mm256_set1_ps(o->lr), step));
 }
 
-INLINE __m256i step_hold(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
-                         __m256 g, int stream) {
+INLINE __m256i step_hold(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at, __m256 g,
+                         int stream) {
     __m256 b = LOAD(a->state[0] + at), sum = ADD(LOAD(a->state[1] + at), g);
     __m256 p = delayed_params(o, a, at, g, b);
     put(a->state_out[0] + at, b, stream);
@@ -129,8 +129,8 @@ INLINE __m256i step_hold(const sk_outer_scalars *o, const sk_outer_arrays *a, si
     return _mm256_max_epu32(_mm256_max_epu32(magnitude(b), magnitude(sum)), magnitude(p));
 }
 
-INLINE __m256i step_apply(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
-                          __m256 g, int stream) {
+INLINE __m256i step_apply(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at, __m256 g,
+                          int stream) {
     __m256 sum = ADD(LOAD(a->state[1] + at), g);
     __m256 b = ADD(MUL(_mm256_set1_ps(o->mu), LOAD(a->state[0] + at)),
                    _mm256_div_ps(sum, _mm256_set1_ps(o->period)));
@@ -159,9 +159,8 @@ INLINE int aligned(const sk_outer_arrays *a, int states, size_t at) {
     return (bits & 31) == 0;
 }
 
-INLINE size_t outer(
-    enum sk_outer which, step_fn step, int states, const sk_outer_scalars *o,
-    const sk_outer_arrays *a, size_t at, const float *g, size_t n, int stream) {
+INLINE size_t outer(enum sk_outer which, step_fn step, int states, const sk_outer_scalars *o,
+                    const sk_outer_arrays *a, size_t at, const float *g, size_t n, int stream) {
     size_t bad = n, i = 0;
     stream = stream && aligned(a, states, at);
     const sk_outer_arrays arrays = *a; /* a local copy cannot alias the stores */
@@ -201,9 +200,11 @@ static size_t delayed_apply(const sk_outer_scalars *o, const sk_outer_arrays *a,
     return outer(SK_OUTER_DELAYED_APPLY, step_apply, 2, o, a, at, g, n, stream);
 }
 
+// clang-format off: one line for the kernels, one for each optimizer
 const sk_blend_variant sk_blend_avx2 = {
     "avx2", SK_CPU_AVX2, accumulate, first, scale, blend, shrink, rotate, scan,
     {[SK_OUTER_NESTEROV] = nesterov,
      [SK_OUTER_SGD] = sgd,
      [SK_OUTER_DELAYED_HOLD] = delayed_hold,
      [SK_OUTER_DELAYED_APPLY] = delayed_apply}};
+// clang-format on

@@ -115,10 +115,10 @@ static void golden_outer(check *c, float **v, int threads) {
                                NULL},
         [SK_OUTER_SGD] = {"2012aa83972abbc66858745f453bb5ae80c5324fd306e86ae7725ea34cfc17e0", NULL,
                           NULL},
-        [SK_OUTER_DELAYED_HOLD] = {
-            "027c19af040d0de32f86c4f7e8be02b94549176b825c0df0927b57c9f2d49c65",
-            "b797a89caa4a5c49725a75d7071baa2a4ad9add79fa2ba2e3cb3bc403e4f1fd2",
-            "1bf0804e65689aee02b41956da65b53cd9449918c33d1601ef82e82ff0bc7a12"},
+        [SK_OUTER_DELAYED_HOLD] =
+            {"027c19af040d0de32f86c4f7e8be02b94549176b825c0df0927b57c9f2d49c65",
+             "b797a89caa4a5c49725a75d7071baa2a4ad9add79fa2ba2e3cb3bc403e4f1fd2",
+             "1bf0804e65689aee02b41956da65b53cd9449918c33d1601ef82e82ff0bc7a12"},
         [SK_OUTER_DELAYED_APPLY] = {
             "c3401048ed81ed006f5a4e1de4bf0161a5c660a7a2cd23a485d99a325cd2c55f",
             "a90ef3f7141a706ec35185091697f241d9b59e007b05dad766f193013367d7db",
@@ -130,8 +130,7 @@ static void golden_outer(check *c, float **v, int threads) {
         double factor = outer == SK_OUTER_DELAYED_APPLY ? 1.0 - 0.25 * 2 + 0.25 : 0.25;
         sk_outer_scalars scalars = {0.7f, mu, 2.0f, (float)(factor * (double)mu)};
         noise(v[OUT3], 4, GOLDEN_N); /* the accumulator, updated in place */
-        sk_outer_arrays arrays = {
-            v[PARAMS], {v[MOM], v[OUT3]}, v[OUT], {v[OUT2], v[OUT3]}};
+        sk_outer_arrays arrays = {v[PARAMS], {v[MOM], v[OUT3]}, v[OUT], {v[OUT2], v[OUT3]}};
         if (sk_outer_step(outer, &scalars, &arrays, v[AVG], GOLDEN_N, threads) != -1)
             failed(c, names[outer], GOLDEN_N);
         for (int i = 0; i < 3; i++)
@@ -164,11 +163,10 @@ static void golden_codecs(check *c, float **v, int threads) {
 static void golden_sha256(check *c, float **v) {
     static const struct {
         const char *message, *digest;
-    } nist[] = {
-        {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
-        {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
-        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
-         "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"}};
+    } nist[] = {{"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+                {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+                {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+                 "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"}};
     for (size_t i = 0; i < sizeof nist / sizeof *nist; i++)
         expect_digest(c, "sha256", nist[i].message, strlen(nist[i].message), nist[i].digest);
     memset(v[OUT], 'a', 100000);
@@ -200,10 +198,10 @@ static void golden(check *c, int family, float **v) {
 
 /* ------------------------------------------------------------------ against portable */
 
-static const size_t lengths[] = {0,   1,   2,    3,    4,    5,    7,     8,     9,     15,   16,
-                                 17,  23,  31,   32,   33,   63,   64,    65,    127,   128,  255,
-                                 256, 257, 509,  511,  512,  513,  1021,  4095,  4096,  4097, 4103,
-                                 8191, 16383, 16384, 16385, 32767, 32768, 32777, 65543};
+static const size_t lengths[] = {
+    0,    1,    2,    3,    4,    5,    7,     8,     9,     15,    16,    17,    23,   31,
+    32,   33,   63,   64,   65,   127,  128,   255,   256,   257,   509,   511,   512,  513,
+    1021, 4095, 4096, 4097, 4103, 8191, 16383, 16384, 16385, 32767, 32768, 32777, 65543};
 #define LONGEST 65543
 
 /* Special values strewn into random ones: zeros, subnormals, bf16 ties, largest, not finite. */
@@ -316,8 +314,7 @@ static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_va
             size_t bad = v->outer[outer](&scalars, &ours, 0, w[6], n, stream);
             size_t bad_ref = ref->outer[outer](&scalars, &theirs, 0, w[6], n, 0);
             if (bad != bad_ref) failed(c, "outer step, first bad index", n);
-            for (int i = 0; i < 3; i++)
-                expect_bytes(c, "outer step", n, w[3 + i], w[7 + i], 4 * n);
+            for (int i = 0; i < 3; i++) expect_bytes(c, "outer step", n, w[3 + i], w[7 + i], 4 * n);
         }
     }
 }
@@ -326,13 +323,21 @@ static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_va
                           size_t n) {
     float *w[WORDS];
     for (int i = 0; i < WORDS; i++) fill(c, w[i] = lend(c, 4 * n), n, 1);
-#define SAME(what, CALL)                                                                          \
-    do {                                                                                          \
-        memcpy(w[0], w[7], 4 * n);                                                                \
-        memcpy(w[1], w[7], 4 * n);                                                                \
-        { const sk_blend_variant *k = v; float *out = w[0]; CALL; }                               \
-        { const sk_blend_variant *k = ref; float *out = w[1]; CALL; }                             \
-        expect_bytes(c, what, n, w[0], w[1], 4 * n);                                              \
+#define SAME(what, CALL)                                                                           \
+    do {                                                                                           \
+        memcpy(w[0], w[7], 4 * n);                                                                 \
+        memcpy(w[1], w[7], 4 * n);                                                                 \
+        {                                                                                          \
+            const sk_blend_variant *k = v;                                                         \
+            float *out = w[0];                                                                     \
+            CALL;                                                                                  \
+        }                                                                                          \
+        {                                                                                          \
+            const sk_blend_variant *k = ref;                                                       \
+            float *out = w[1];                                                                     \
+            CALL;                                                                                  \
+        }                                                                                          \
+        expect_bytes(c, what, n, w[0], w[1], 4 * n);                                               \
     } while (0)
     SAME("accumulate", k->accumulate(out, w[2], 0.37f, n));
     SAME("first", k->first(out, w[2], 0.37f, n));
@@ -397,8 +402,8 @@ int sk_check(const sk_check_host *host) {
             c.variant = sk_variant_name(family, i);
             sk_select(c.family, c.variant);
             golden(&c, family, v);
-            if (i != last) compare(&c, family, sk_variant_table(family, i),
-                                   sk_variant_table(family, last));
+            if (i != last)
+                compare(&c, family, sk_variant_table(family, i), sk_variant_table(family, last));
             sk_active = before;
         }
     }

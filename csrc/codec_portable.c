@@ -1,8 +1,8 @@
 /* Codecs as the wire format defines them, one element at a time. */
 #include "syncer_kernels_impl.h"
 
-const float SK_Q4_LEVELS[8] = {0.0f,        1.0f / 64, 1.0f / 32, 1.0f / 16,
-                               1.0f / 8,    1.0f / 4,  1.0f / 2,  1.0f};
+const float SK_Q4_LEVELS[8] = {0.0f,     1.0f / 64, 1.0f / 32, 1.0f / 16,
+                               1.0f / 8, 1.0f / 4,  1.0f / 2,  1.0f};
 /* 2^-6.5 .. 2^-0.5, shifted by the few ulp where rint(log2f(x)) really steps. */
 const uint32_t SK_Q4_THRESHOLDS[7] = {0x3C3504F2, 0x3CB504F6, 0x3D3504F2, 0x3DB504F5,
                                       0x3E3504F3, 0x3EB504F4, 0x3F3504F3};
@@ -80,5 +80,5 @@ static void encode_q4(const float *src, uint8_t *out, size_t n) {
         sk_q4_encode_block(src + i, n - i < SK_Q4_BLOCK ? n - i : SK_Q4_BLOCK, out);
 }
 
-const sk_codec_variant sk_codec_portable = {"portable",  0,           decode_f32, decode_bf16,
-                                            decode_q4,   encode_bf16, encode_q4};
+const sk_codec_variant sk_codec_portable = {"portable", 0,           decode_f32, decode_bf16,
+                                            decode_q4,  encode_bf16, encode_q4};

@@ -34,9 +34,11 @@ INLINE void four_rounds(stream *s, int i, const uint8_t *data) {
     s->efgh = vsha256h2q_u32(s->efgh, abcd, wk);
 }
 
-#define SIXTEEN(STEP)                                                                             \
-    STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)                               \
+// clang-format off
+#define SIXTEEN(STEP) \
+    STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) \
     STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) STEP(13) STEP(14) STEP(15)
+// clang-format on
 
 static void compress(uint32_t state[8], const uint8_t *data, size_t blocks) {
     stream s;
@@ -59,7 +61,9 @@ static void compress2(uint32_t a[8], const uint8_t *data_a, uint32_t b[8], const
     load_state(&t, b);
     for (; blocks; blocks--, data_a += 64, data_b += 64) {
         uint32x4_t s_abcd = s.abcd, s_efgh = s.efgh, t_abcd = t.abcd, t_efgh = t.efgh;
-#define STEP(i) four_rounds(&s, i, data_a); four_rounds(&t, i, data_b);
+#define STEP(i)                                                                                    \
+    four_rounds(&s, i, data_a);                                                                    \
+    four_rounds(&t, i, data_b);
         SIXTEEN(STEP)
 #undef STEP
         s.abcd = vaddq_u32(s.abcd, s_abcd);

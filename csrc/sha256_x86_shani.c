@@ -44,9 +44,11 @@ static inline __attribute__((always_inline)) void four_rounds(stream *s, int i, 
     s->abef = _mm_sha256rnds2_epu32(s->abef, s->cdgh, _mm_shuffle_epi32(wk, 0x0E));
 }
 
-#define SIXTEEN(STEP)                                                                             \
-    STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7)                               \
+// clang-format off
+#define SIXTEEN(STEP) \
+    STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) \
     STEP(8) STEP(9) STEP(10) STEP(11) STEP(12) STEP(13) STEP(14) STEP(15)
+// clang-format on
 
 static void compress(uint32_t state[8], const uint8_t *data, size_t blocks) {
     const __m128i byte_swap = _mm_set_epi64x(0x0c0d0e0f08090a0bLL, 0x0405060700010203LL);
@@ -71,7 +73,9 @@ static void compress2(uint32_t a[8], const uint8_t *data_a, uint32_t b[8], const
     load_state(&t, b);
     for (; blocks; blocks--, data_a += 64, data_b += 64) {
         __m128i s_abef = s.abef, s_cdgh = s.cdgh, t_abef = t.abef, t_cdgh = t.cdgh;
-#define STEP(i) four_rounds(&s, i, data_a, byte_swap); four_rounds(&t, i, data_b, byte_swap);
+#define STEP(i)                                                                                    \
+    four_rounds(&s, i, data_a, byte_swap);                                                         \
+    four_rounds(&t, i, data_b, byte_swap);
         SIXTEEN(STEP)
 #undef STEP
         s.abef = _mm_add_epi32(s.abef, s_abef);

@@ -147,8 +147,8 @@ static inline double sk_fold_lanes(const double a[SK_LANES]) {
 
 extern const uint32_t SK_SHA256_K[64];
 
-extern const float SK_Q4_LEVELS[8];         /* value of a level at scale 1 */
-extern const uint32_t SK_Q4_THRESHOLDS[7];  /* bits of |x|/scale from which level i+1 begins */
+extern const float SK_Q4_LEVELS[8];        /* value of a level at scale 1 */
+extern const uint32_t SK_Q4_THRESHOLDS[7]; /* bits of |x|/scale from which level i+1 begins */
 
 /* One q4 block of at most 256 values (fewer: padded with +0). Shared by the variants, for their
  * ragged last block and for blocks whose scale is not finite. */

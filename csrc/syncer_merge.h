@@ -34,7 +34,7 @@ typedef struct {
     size_t shared_count;
     const size_t *shared; /* [shared_count] tensors that all threads work on together */
     size_t whole_count;
-    const size_t *whole; /* [2 * whole_count] ranges of tensors, [first, end), for one thread each */
+    const size_t *whole; /* [2 * whole_count] tensors [first, end), for one thread each */
 } sm_plan;
 
 /* One learner's gradient of the tensor at hand. */
@@ -96,8 +96,8 @@ double sm_total(const sm_plan *plan, const double *row);
 /* ------------------------------------------------------------------ merge */
 
 /* Rows of sm_merge_job.stats, one block sum per block of the fragment: first three for each learner
- * (the gradient as it came: d.d, d.merged, d.m), then these. */
-enum sm_stat { SM_STAT_MOMENTUM, SM_STAT_ALONG, SM_STAT_STEP, SM_STATS }; /* m.m merged.m step.step */
+ * (the gradient as it came: d.d, d.merged, d.m), then these: m.m, merged.m, step.step. */
+enum sm_stat { SM_STAT_MOMENTUM, SM_STAT_ALONG, SM_STAT_STEP, SM_STATS };
 
 /* What is merged is one of three: the pushes; a fold of pushes added before (`pushes` is empty); or
  * a gradient that is merged already (`pushes` serve the statistics alone). */

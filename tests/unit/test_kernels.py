@@ -113,19 +113,32 @@ def test_an_unknown_dtype_is_refused() -> None:
         testing.decode(4, b"", np.empty(0, F32), False)
 
 
-def test_arguments_are_refused_with_name_expected_and_found() -> None:
-    x = f32(1, 2, 3)
-    with pytest.raises(ValueError, match="3 elements take 12 bytes, found 11"):
-        kernels.decode_f32(b"\0" * 11, x, False)
-    with pytest.raises(TypeError, match=r"out: expected float32 elements, found format 'd'"):
-        kernels.decode_f32(b"\0" * 24, np.empty(3), False)
-    with pytest.raises(ValueError, match="g: expected 3 elements"):
-        testing.accumulate(x, f32(1), 2.0)
-    with pytest.raises((BufferError, ValueError), match=r"(?i)writ|read-only"):
-        testing.scale(memoryview(x).toreadonly(), 2.0)
-    for threads in (0, -1, 257, 2.0, None):
-        with pytest.raises(ValueError, match="threads: expected 1 to 256"):
-            kernels.sumsq(x, threads)
+THREE = f32(1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: kernels.decode_f32(bytes(11), THREE.copy(), False), ValueError,
+         "3 elements take 12 bytes, found 11"),
+        (lambda: kernels.decode_f32(bytes(24), np.empty(3), False), TypeError,
+         "out: expected float32 elements, found format 'd'"),
+        (lambda: testing.accumulate(THREE.copy(), f32(1), 2.0), ValueError,
+         "g: expected 3 elements"),
+        (lambda: testing.scale(memoryview(THREE).toreadonly(), 2.0), (BufferError, ValueError),
+         "(?i)writ|read-only"),
+        *((lambda threads=threads: kernels.sumsq(THREE, threads), ValueError,
+           "threads: expected 1 to 256") for threads in (0, -1, 257, 2.0, None)),
+    ],
+    ids=["length", "dtype", "second length", "read-only", "no thread", "minus one thread",
+         "257 threads", "a float of threads", "None"],
+)
+def test_arguments_are_refused_with_name_expected_and_found(call, error, sentence) -> None:
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+def test_an_unaligned_array_is_refused() -> None:
     raw = np.zeros(17, np.uint8)
     unaligned = raw[1:17].view(F32) if raw.ctypes.data % 4 == 0 else raw[:16].view(F32)
     with pytest.raises((TypeError, ValueError), match="multiple of 4"):
