@@ -17,7 +17,7 @@ from syncer import kernels
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, bulk_dtype, tensor_bytes
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+Packed: TypeAlias = npt.NDArray[np.uint8]
 
 WINDOW = 256 * 256
 """Elements packed at a time: whole q4 blocks, and a scratch that stays in the cache."""
@@ -68,7 +68,7 @@ class Fragment:
         for local, values in self._beside(np.frombuffer(tensor, "<f4")):
             np.copyto(local, values)
 
-    def pack_values(self, out: Bytes) -> None:
+    def pack_values(self, out: Packed) -> None:
         """Writes the local values in the bulk dtype of the session.
 
         out: uint8, exactly the bytes of this fragment.
@@ -81,7 +81,7 @@ class Fragment:
             for (start, stop), local in zip(self._ranges(), self._locals, strict=True):
                 kernels.encode_bf16(local, out[2 * start:2 * stop])
 
-    def pack_delta(self, out: Bytes) -> None:
+    def pack_delta(self, out: Packed) -> None:
         """Writes local - anchor in the session dtype; the anchor must be there.
 
         out: uint8, exactly the bytes of this fragment.

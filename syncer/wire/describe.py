@@ -112,11 +112,12 @@ def _limit(msg_type: Msg, row: Row) -> str:
         ]
         return max(side.frame_bytes_max.get(msg_type, -1) for side in sides)
 
+    fixed = 0 if row.struct is None else row.struct.size
     small = limit(1, 1)
     if limit(2, 1) != small:
-        return f"{row.struct.size} + {limit(2, 1) - small} × fragments"
+        return f"{fixed} + {limit(2, 1) - small} × fragments"
     if limit(1, 2) != small:
-        return f"{row.struct.size} + the largest fragment"
+        return f"{fixed} + the largest fragment"
     return f"{small:,}".replace(",", " ")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from syncer.errors import LocalProtocolError
 from syncer.layout import ISO, Layout
@@ -32,6 +33,9 @@ from syncer.wire import messages as m
 from syncer.wire.hello import HELLO_HEAD, Hello, hello_mac
 from syncer.wire.layout import FRAGMENT_HEAD
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 CHUNK_HEADER = Struct(FRAME_HEADER.format + CHUNK_HEAD.format.removeprefix("<"))
 """Frame header of a CHUNK and its msg_id, total_len, offset."""
 
@@ -41,7 +45,7 @@ def frame_header(msg_type: int, payload_bytes: int) -> bytes:
     return FRAME_HEADER.pack(MAGIC, msg_type, payload_bytes)
 
 
-def frame(msg_type: int, payload) -> bytes:
+def frame(msg_type: int, payload: m.Bytes) -> bytes:
     """A whole frame."""
     return frame_header(msg_type, len(payload)) + bytes(payload)
 
@@ -235,7 +239,7 @@ def encode_final_fragment(final: m.FinalFragment) -> bytes:
     return b"".join(bare_message(Msg.FINAL_FRAGMENT, head, final.tensor))
 
 
-def bare_message(msg_type: int, head: bytes, body) -> list:
+def bare_message(msg_type: int, head: bytes, body: Buffer) -> list[bytes | memoryview]:
     """[header and head, body] of one bare frame, for a gathering send; `body` is not copied."""
     view = _byte_view(body)
     return [frame_header(msg_type, len(head) + len(view)) + head, view]
@@ -247,7 +251,7 @@ def chunk_count(head_bytes: int, body_bytes: int) -> int:
 
 
 def chunk_message(
-    inner_type: int, inner_head: bytes, body, msg_id: int
+    inner_type: int, inner_head: bytes, body: Buffer, msg_id: int
 ) -> Iterator[list[bytes | memoryview]]:
     """The CHUNK frames of one message, each a gather list of a header and views of `body`.
 
@@ -266,7 +270,7 @@ def chunk_message(
         yield [header + lead[offset:end], piece]
 
 
-def _byte_view(body) -> memoryview:
+def _byte_view(body: Buffer) -> memoryview:
     """`body` as unsigned bytes; a zero-size array keeps its shape and cannot be cast, so empty."""
     view = memoryview(body)
     return view.cast("B") if view.nbytes else memoryview(b"")

@@ -6,7 +6,7 @@ Must not compare with a session (identity.py does) or know a socket.
 from __future__ import annotations
 
 import hmac
-from struct import Struct, unpack_from
+from struct import Struct
 from typing import NamedTuple
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
@@ -22,6 +22,7 @@ from syncer.protocol import (
 )
 from syncer.wire.layout import parse_layout
 from syncer.wire.limits import Limits
+from syncer.wire.messages import Bytes
 
 HELLO_HEAD = Struct("<HIQBI")
 """version, learner_id, generation, dtype, num_fragments."""
@@ -53,26 +54,27 @@ class _Cursor:
     def remaining(self) -> int:
         return len(self.data) - self.at
 
-    def values(self, layout: str, size: int) -> tuple:
+    def take(self, size: int) -> bytes:
         if size > self.remaining:
             raise RemoteProtocolError(
                 f"payload truncated: {size} bytes expected at offset {self.at}, "
                 f"{self.remaining} are left"
             )
-        found = unpack_from(layout, self.data, self.at)
+        found = self.data[self.at : self.at + size]
         self.at += size
         return found
 
-    def take(self, size: int) -> bytes:
-        return self.values(f"<{size}s", size)[0]
+    def number(self, size: int) -> int:
+        """An unsigned little-endian number of `size` bytes."""
+        return int.from_bytes(self.take(size), "little")
 
 
-def hello_mac(key: bytes, body) -> bytes:
+def hello_mac(key: bytes, body: Bytes) -> bytes:
     """HMAC-SHA256 over the domain and the HELLO body."""
     return hmac.digest(key, HELLO_MAC_DOMAIN + bytes(body), "sha256")
 
 
-def parse_hello(payload, *, key: bytes | None, learners: int) -> Hello:
+def parse_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Hello:
     """Checks a HELLO payload in the order of the protocol, from its MAC to its limits.
 
     `key` is the island key, None when none is configured; `learners` is the size of the roster.
@@ -102,21 +104,21 @@ def _authenticated_body(payload: bytes, key: bytes) -> bytes:
 
 
 def _parse_body(cursor: _Cursor, learners: int) -> Hello:
-    (version,) = cursor.values("<H", 2)
+    version = cursor.number(2)
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(
             f"protocol version mismatch: learner speaks {version}, "
             f"this syncer speaks {PROTOCOL_VERSION}"
         )
-    (learner,) = cursor.values("<I", 4)
+    learner = cursor.number(4)
     if learner >= learners:
         raise RemoteProtocolError(
             f"learner_id {learner} is outside configured range 0..{learners - 1}"
         )
-    (generation,) = cursor.values("<Q", 8)
+    generation = cursor.number(8)
     if generation == 0:
         raise RemoteProtocolError("generation must be nonzero")
-    (dtype,) = cursor.values("<B", 1)
+    dtype = cursor.number(1)
     if dtype not in DTYPES:
         raise RemoteProtocolError(f"unknown dtype {dtype}, expected 1 (f32), 2 (bf16) or 3 (q4)")
     layout = _parse_layout(cursor)
@@ -140,7 +142,7 @@ def _parse_body(cursor: _Cursor, learners: int) -> Hello:
 
 
 def _parse_layout(cursor: _Cursor) -> Layout:
-    (fragments,) = cursor.values("<I", 4)
+    fragments = cursor.number(4)
     if fragments == 0:
         raise RemoteProtocolError("layout must contain at least one fragment")
     layout, cursor.at = parse_layout(cursor.data, cursor.at, fragments)
@@ -158,7 +160,7 @@ def _parse_tail(cursor: _Cursor) -> tuple[bytes | None, int, str | None]:
             f"expected 2 or {2 + HASH_BYTES}"
         )
     profile_hash = cursor.take(HASH_BYTES) if extension > 2 else None
-    (num_streams,) = cursor.values("<H", 2)
+    num_streams = cursor.number(2)
     compat_group = None
     if trailer:
         cursor.take(TRAILER_HEAD_BYTES)

@@ -45,7 +45,8 @@ class Limits(NamedTuple):
     @classmethod
     def first_frame(cls) -> Limits:
         """Of a new socket on the syncer: HELLO or DATA_HELLO, nothing else."""
-        allowed = {Msg.HELLO: HELLO_FRAME_BYTES_MAX, Msg.DATA_HELLO: HELLO_FRAME_BYTES_MAX}
+        allowed: dict[int, int] = {
+            Msg.HELLO: HELLO_FRAME_BYTES_MAX, Msg.DATA_HELLO: HELLO_FRAME_BYTES_MAX}
         return cls(allowed, 0, prefix="invalid first frame: ")
 
     @classmethod
@@ -59,7 +60,7 @@ class Limits(NamedTuple):
         push = messages.PUSH_HEAD.size + tensor_bytes(largest, dtype)
         # The final cut is f32 whatever the session dtype: it must be addressable too.
         final = messages.VERSIONED_HEAD.size + tensor_bytes(largest, DTYPE_F32)
-        allowed = {
+        allowed: dict[int, int] = {
             Msg.INIT_PARAMS: init,
             Msg.PUSH_FRAGMENT: push,
             Msg.HEARTBEAT: messages.HEARTBEAT.size,
@@ -76,7 +77,7 @@ class Limits(NamedTuple):
         largest = layout.largest
         bcast = messages.VERSIONED_HEAD.size + tensor_bytes(largest, bulk_dtype(dtype))
         final = messages.VERSIONED_HEAD.size + tensor_bytes(largest, DTYPE_F32)
-        allowed = {
+        allowed: dict[int, int] = {
             Msg.PULL_REQ: messages.PULL.size,
             Msg.BCAST_FRAGMENT: bcast,
             Msg.FINAL_FRAGMENT: final,
@@ -88,7 +89,7 @@ class Limits(NamedTuple):
         return _session_limits(allowed, max(bcast, final), inner_bytes_min=HEADER_BYTES)
 
 
-def _session_limits(allowed: dict, largest: int, inner_bytes_min: int) -> Limits:
+def _session_limits(allowed: dict[int, int], largest: int, inner_bytes_min: int) -> Limits:
     inner = HEADER_BYTES + largest
     _check_addressable(inner)
     open_bytes = min(max(OPEN_BYTES_FLOOR, 4 * inner), FRAME_BYTES_MAX)

@@ -7,7 +7,7 @@ Must not decode tensors (kernels do) or judge rounds and versions (core does).
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import Layout
@@ -19,6 +19,8 @@ from syncer.protocol import (
     bulk_dtype,
     tensor_bytes,
 )
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
 
 DATA_HELLO = Struct("<HIQH")
 INIT_HEAD = Struct("<I")
@@ -114,14 +116,14 @@ class BudgetDone(NamedTuple):
     steps: int
 
 
-def _need(payload, size: int, msg_type: Msg) -> None:
+def _need(payload: Bytes, size: int, msg_type: Msg) -> None:
     if len(payload) < size:
         raise RemoteProtocolError(
             f"{msg_type.name} payload truncated: {len(payload)} bytes, expected at least {size}"
         )
 
 
-def _exact(payload, size: int, msg_type: Msg) -> None:
+def _exact(payload: Bytes, size: int, msg_type: Msg) -> None:
     if len(payload) != size:
         raise RemoteProtocolError(
             f"{msg_type.name} payload has {len(payload)} bytes, expected {size}"
@@ -138,7 +140,8 @@ def _known_fragment(fragment: int, layout: Layout, msg_type: Msg) -> int:
     return layout.fragments[fragment].numel
 
 
-def _tensor(payload, head: Struct, expected: int, fragment: int, msg_type: Msg) -> memoryview:
+def _tensor(payload: Bytes, head: Struct, expected: int, fragment: int,
+            msg_type: Msg) -> memoryview:
     """View of everything behind the head, which must be `expected` bytes."""
     tensor = memoryview(payload)[head.size :]
     if len(tensor) != expected:
@@ -150,7 +153,7 @@ def _tensor(payload, head: Struct, expected: int, fragment: int, msg_type: Msg) 
     return tensor
 
 
-def parse_data_hello(payload) -> DataHello:
+def parse_data_hello(payload: Bytes) -> DataHello:
     """DATA_HELLO; every refusal starts `invalid DATA_HELLO: `."""
     try:
         if len(payload) >= 2:
@@ -170,7 +173,7 @@ def parse_data_hello(payload) -> DataHello:
     return DataHello(learner, generation, stream)
 
 
-def parse_init(payload, learner: int, layout: Layout, dtype: int) -> Init:
+def parse_init(payload: Bytes, learner: int, layout: Layout, dtype: int) -> Init:
     """INIT_PARAMS of the group of `learner`; `tensor` is a view of exactly the fragment's bytes."""
     if learner != 0:
         raise RemoteProtocolError(
@@ -184,14 +187,14 @@ def parse_init(payload, learner: int, layout: Layout, dtype: int) -> Init:
     return Init(fragment, tensor)
 
 
-def parse_push(payload, learner: int, layout: Layout, dtype: int) -> Push:
+def parse_push(payload: Bytes, learner: int, layout: Layout, dtype: int) -> Push:
     """PUSH_FRAGMENT of the group of `learner`; `delta` is a view of exactly the right length.
 
     Checked in this order: learner id, attempt, c_steps, fragment, length.
     """
     _need(payload, PUSH_HEAD.size, Msg.PUSH_FRAGMENT)
-    head = PUSH_HEAD.unpack_from(payload)
-    sender, fragment, _, attempt, _, _, c_steps, _ = head
+    sender, fragment, step, attempt, base, local_step, c_steps, c_tokens = (
+        PUSH_HEAD.unpack_from(payload))
     if sender != learner:
         raise RemoteProtocolError(
             f"PUSH_FRAGMENT learner {sender} does not match connected group of learner {learner}"
@@ -203,10 +206,10 @@ def parse_push(payload, learner: int, layout: Layout, dtype: int) -> Push:
     numel = _known_fragment(fragment, layout, Msg.PUSH_FRAGMENT)
     expected = tensor_bytes(numel, dtype)
     delta = _tensor(payload, PUSH_HEAD, expected, fragment, Msg.PUSH_FRAGMENT)
-    return Push(*head, delta)
+    return Push(sender, fragment, step, attempt, base, local_step, c_steps, c_tokens, delta)
 
 
-def parse_heartbeat(payload, learner: int) -> Heartbeat:
+def parse_heartbeat(payload: Bytes, learner: int) -> Heartbeat:
     """HEARTBEAT of the group of `learner`."""
     _exact(payload, HEARTBEAT.size, Msg.HEARTBEAT)
     heartbeat = Heartbeat(*HEARTBEAT.unpack_from(payload))
@@ -218,7 +221,7 @@ def parse_heartbeat(payload, learner: int) -> Heartbeat:
     return heartbeat
 
 
-def parse_final_ack(payload) -> FinalAck:
+def parse_final_ack(payload: Bytes) -> FinalAck:
     """FINAL_ACK of the known revision."""
     _exact(payload, FINAL_ACK.size, Msg.FINAL_ACK)
     revision, step = FINAL_ACK.unpack_from(payload)
@@ -226,13 +229,13 @@ def parse_final_ack(payload) -> FinalAck:
     return FinalAck(step)
 
 
-def parse_budget_done(payload) -> BudgetDone:
+def parse_budget_done(payload: Bytes) -> BudgetDone:
     """BUDGET_DONE."""
     _exact(payload, BUDGET_DONE.size, Msg.BUDGET_DONE)
     return BudgetDone(*BUDGET_DONE.unpack_from(payload))
 
 
-def parse_pull(payload, layout: Layout) -> Pull:
+def parse_pull(payload: Bytes, layout: Layout) -> Pull:
     """PULL_REQ for a fragment of this layout."""
     _exact(payload, PULL.size, Msg.PULL_REQ)
     pull = Pull(*PULL.unpack_from(payload))
@@ -240,24 +243,25 @@ def parse_pull(payload, layout: Layout) -> Pull:
     return pull
 
 
-def parse_bcast(payload, layout: Layout, dtype: int) -> Bcast:
+def parse_bcast(payload: Bytes, layout: Layout, dtype: int) -> Bcast:
     """BCAST_FRAGMENT; `tensor` is a view in the bulk dtype of the session."""
     return Bcast(*_parse_versioned(payload, layout, bulk_dtype(dtype), Msg.BCAST_FRAGMENT))
 
 
-def parse_final_fragment(payload, layout: Layout) -> FinalFragment:
+def parse_final_fragment(payload: Bytes, layout: Layout) -> FinalFragment:
     """FINAL_FRAGMENT; `tensor` is a view of f32 values."""
     return FinalFragment(*_parse_versioned(payload, layout, DTYPE_F32, Msg.FINAL_FRAGMENT))
 
 
-def _parse_versioned(payload, layout: Layout, dtype: int, msg_type: Msg):
+def _parse_versioned(payload: Bytes, layout: Layout, dtype: int,
+                     msg_type: Msg) -> tuple[int, int, memoryview]:
     _need(payload, VERSIONED_HEAD.size, msg_type)
     fragment, version = VERSIONED_HEAD.unpack_from(payload)
     expected = tensor_bytes(_known_fragment(fragment, layout, msg_type), dtype)
     return fragment, version, _tensor(payload, VERSIONED_HEAD, expected, fragment, msg_type)
 
 
-def parse_manifest(payload, layout: Layout) -> Manifest:
+def parse_manifest(payload: Bytes, layout: Layout) -> Manifest:
     """FINAL_MANIFEST with one version per fragment of this layout."""
     _need(payload, MANIFEST_HEAD.size, Msg.FINAL_MANIFEST)
     revision, step, count = MANIFEST_HEAD.unpack_from(payload)
@@ -270,12 +274,12 @@ def parse_manifest(payload, layout: Layout) -> Manifest:
     return Manifest(step, Struct(f"<{count}Q").unpack_from(payload, MANIFEST_HEAD.size))
 
 
-def parse_shutdown(payload) -> None:
+def parse_shutdown(payload: Bytes) -> None:
     """SHUTDOWN, which carries nothing."""
     _exact(payload, 0, Msg.SHUTDOWN)
 
 
-def parse_error(payload) -> str:
+def parse_error(payload: Bytes) -> str:
     """Text of an ERROR; bytes that are not UTF-8 are shown as replacement characters."""
     return bytes(payload).decode("utf-8", "replace")
 
