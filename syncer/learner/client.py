@@ -25,8 +25,8 @@ from collections.abc import Callable
 
 from syncer import tcp
 from syncer.errors import ConfigError, LocalProtocolError, SyncerError
-from syncer.learner.group import Group, Receipt
-from syncer.learner.session import CONTROL, Bulk, ConnectionFailed, Session
+from syncer.learner.client_group import ClientGroup, Receipt
+from syncer.learner.session import CONTROL, ConnectionFailed, Session, TensorMessage
 from syncer.wire.encode import chunk_count
 
 FIRST_TRY_S = 30.0
@@ -35,7 +35,7 @@ FIRST_REPORT_S = 30.0
 REDIAL_TRY_S = 20.0
 BACKOFF_MAX_S = 30.0
 DRAIN_S = 1.0
-"""How long an ended connection is still read: see `Group.close`."""
+"""How long an ended connection is still read: see `ClientGroup.close`."""
 CLOSE_S = 5.0
 """How long `close` waits for the threads; a dial that hangs is left behind."""
 PROGRESS_PREFIX = "[yeto-syncer-client] "
@@ -109,7 +109,7 @@ class Client:
         self._clock = clock
         self._pause = pause or self._closing.wait
         self.say = say
-        self._group: Group | None = None
+        self._group: ClientGroup | None = None
         self._supervisor: threading.Thread | None = None
         self._past_bytes = [0, 0]
         self._pid = os.getpid()
@@ -213,7 +213,7 @@ class Client:
             group = self._group
             return group is not None and group.has_room(chunk_count(0, payload_bytes))
 
-    def send(self, bulk: Bulk) -> Receipt:
+    def send(self, message: TensorMessage) -> Receipt:
         """Queues a tensor message, striped over the data sockets.
 
         Dropped silently when there is no connection; the receipt says so.
@@ -223,7 +223,7 @@ class Client:
             group = self._group
             if group is None or self.session.ended:
                 return Receipt(1, dropped=True)
-            return group.enqueue(group.connection.stripe(bulk))
+            return group.enqueue(group.connection.stripe(message))
 
     def send_control(self, frame: bytes) -> Receipt:
         """Queues a small frame on the control socket; dropped as in `send`, or for lack of room."""
@@ -236,7 +236,7 @@ class Client:
 
     # --- connecting ------------------------------------------------------------------------------
 
-    def _connect(self, timeout_s: float) -> Group:
+    def _connect(self, timeout_s: float) -> ClientGroup:
         """One try at a new generation with all its sockets; raises `OSError`."""
         with self.lock:
             generation = 0
@@ -253,9 +253,9 @@ class Client:
             for connected in sockets:
                 connected.close()
             raise
-        return Group(self.session, connection, sockets, self.lock, self.changed)
+        return ClientGroup(self.session, connection, sockets, self.lock, self.changed)
 
-    def _adopt(self, group: Group) -> None:
+    def _adopt(self, group: ClientGroup) -> None:
         with self.lock:
             self._group = group
             if self._closing.is_set():

@@ -16,8 +16,8 @@ import numpy as np
 
 from syncer.errors import ConfigError, SyncerError
 from syncer.learner.client import Client
+from syncer.learner.client_group import Receipt
 from syncer.learner.fragment import Fragment
-from syncer.learner.group import Receipt
 from syncer.learner.partition import (
     NamedLayout,
     build_layout,

@@ -110,7 +110,7 @@ class Inbound(NamedTuple):
     digest: bytes = b""
 
 
-class Bulk(NamedTuple):
+class TensorMessage(NamedTuple):
     """An outgoing tensor message; `body` must stay unchanged until it is sent."""
 
     msg_type: int
@@ -381,17 +381,17 @@ class Session:
 
     # --- outgoing messages -----------------------------------------------------------------------
 
-    def init(self, fragment: int, tensor: Buffer) -> Bulk:
+    def init(self, fragment: int, tensor: Buffer) -> TensorMessage:
         """INIT_PARAMS of one fragment; tensor: its bytes in the bulk dtype. Learner 0 only."""
         if self.learner != 0:
             raise LocalProtocolError(f"only learner 0 sends INIT_PARAMS, this is {self.learner}")
         self._check_body("INIT_PARAMS", fragment, tensor, self._bulk_bytes)
-        return Bulk(Msg.INIT_PARAMS, init_head(fragment), memoryview(tensor))
+        return TensorMessage(Msg.INIT_PARAMS, init_head(fragment), memoryview(tensor))
 
-    def push(self, push: Push, delta: Buffer) -> Bulk:
+    def push(self, push: Push, delta: Buffer) -> TensorMessage:
         """PUSH_FRAGMENT for an `answer`; delta: its bytes in the session dtype."""
         self._check_body("PUSH_FRAGMENT", push.fragment, delta, self._delta_bytes)
-        return Bulk(Msg.PUSH_FRAGMENT, push_head(push), memoryview(delta))
+        return TensorMessage(Msg.PUSH_FRAGMENT, push_head(push), memoryview(delta))
 
     def heartbeat(self) -> bytes:
         """The HEARTBEAT frame for the steps made so far."""
@@ -471,13 +471,13 @@ class Connection:
             raise
         return accepted
 
-    def stripe(self, bulk: Bulk) -> Iterator[tuple[int, list[bytes | memoryview]]]:
+    def stripe(self, message: TensorMessage) -> Iterator[tuple[int, list[bytes | memoryview]]]:
         """Cuts a message into CHUNK frames: (stream, gather list of buffers), in sending order.
 
         Data sockets take turns, and the turn goes on from message to message.
         """
         msg_id = self._session.take_msg_id()
-        for pieces in chunk_message(bulk.msg_type, bulk.head, bulk.body, msg_id):
+        for pieces in chunk_message(message.msg_type, message.head, message.body, msg_id):
             yield self._take_stream(), pieces
 
     def _take_stream(self) -> int:

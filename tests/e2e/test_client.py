@@ -15,7 +15,7 @@ from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.learner import ConnectionFailed
 from syncer.learner import client as client_module
 from syncer.learner.client import Client
-from syncer.learner.group import QUEUE_FRAMES_MAX
+from syncer.learner.client_group import QUEUE_FRAMES_MAX
 from syncer.learner.session import Phase, Session
 from syncer.protocol import CHUNK_SIZE, DTYPE_F32, Msg
 from syncer.wire import encode

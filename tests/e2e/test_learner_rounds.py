@@ -11,7 +11,7 @@ from syncer.learner import ConnectionFailed, Learner, layout_fingerprint, load_l
 from syncer.learner import client as client_module
 from syncer.learner import learner as learner_module
 from syncer.learner.client import Client
-from syncer.learner.group import QUEUE_FRAMES_MAX
+from syncer.learner.client_group import QUEUE_FRAMES_MAX
 from syncer.learner.session import Phase
 from syncer.wire.messages import Heartbeat, Push
 

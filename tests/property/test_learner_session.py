@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.learner.session import Bulk, Phase, Session
+from syncer.learner.session import Phase, Session, TensorMessage
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
 from syncer.wire import encode
 from syncer.wire.frames import FrameReader, Reassembly
@@ -174,9 +174,9 @@ def test_what_a_learner_sends_arrives_in_any_split_and_order(seed, num_streams):
     for _ in range(rng.randrange(1, 9)):
         fragment = rng.randrange(COUNT)
         body = tensor(fragment, rng.randrange(100), DTYPE_BF16)
-        bulk: Bulk = session.init(fragment, body)
+        message: TensorMessage = session.init(fragment, body)
         sent.append((fragment, body))
-        for stream, buffers in connection.stripe(bulk):
+        for stream, buffers in connection.stripe(message):
             streams[stream].extend(b"".join(buffers))
 
     limits = Limits.for_server(LAYOUT, DTYPE_BF16)

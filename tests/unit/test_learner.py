@@ -7,8 +7,8 @@ from syncer.errors import ConfigError, LocalProtocolError
 from syncer.kernels import decode_bf16, encode_bf16, encode_q4
 from syncer.learner import Learner
 from syncer.learner.client import backoff_s, parse_address
+from syncer.learner.client_group import Receipt
 from syncer.learner.fragment import WINDOW, Fragment
-from syncer.learner.group import Receipt
 from syncer.learner.learner import _key, _SendBuffers
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, KEY_VARIABLES, tensor_bytes
 

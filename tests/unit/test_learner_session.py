@@ -7,7 +7,7 @@ import pytest
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.learner.session import Bulk, ConnectionFailed, Phase, Session
+from syncer.learner.session import ConnectionFailed, Phase, Session, TensorMessage
 from syncer.protocol import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.wire import encode
 from syncer.wire.frames import FrameReader
@@ -277,7 +277,7 @@ def test_message_numbers_run_on_over_connections_and_control_carries_all_without
     (DTYPE_F32, 12, 12), (DTYPE_BF16, 6, 6), (DTYPE_Q4, 6, 132)])
 def test_bodies_must_have_the_exact_length(dtype, init_bytes, push_bytes):
     session = make(dtype=dtype)
-    assert isinstance(session.init(1, bytes(init_bytes)), Bulk)
+    assert isinstance(session.init(1, bytes(init_bytes)), TensorMessage)
     assert (session.init_bytes(1), session.push_bytes(1)) == (init_bytes, push_bytes)
     with pytest.raises(LocalProtocolError, match=f"expected {init_bytes}"):
         session.init(1, bytes(init_bytes + 1))
@@ -286,7 +286,7 @@ def test_bodies_must_have_the_exact_length(dtype, init_bytes, push_bytes):
     session.advance(1)
     session.pulls.append(Pull(1, 1, 1))
     push = session.answer(Pull(1, 1, 1))
-    assert isinstance(session.push(push, bytes(push_bytes)), Bulk)
+    assert isinstance(session.push(push, bytes(push_bytes)), TensorMessage)
     with pytest.raises(LocalProtocolError, match=f"expected {push_bytes}"):
         session.push(push, b"")
     with pytest.raises(LocalProtocolError, match="the layout has 2"):

@@ -64,7 +64,7 @@ class _Socket:
         self.bytes_received = 0
 
 
-class Group:
+class ClientGroup:
     """One generation on its sockets: `sockets[0]` is the control socket, already greeted.
 
     changed: condition on the client's lock, notified whenever a waiter may go on.
