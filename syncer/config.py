@@ -1,43 +1,76 @@
-"""One frozen, validated configuration of a run, with its semantic profile hash.
+"""All flags of a run, one row each, as one frozen and validated value with its profile hash.
 
-Holds values and their rules only; where values come from (flags, environment, file) is flags.py.
-Must not import any room but errors.
+A row is a field of `Config`. `--help`, the keys of a file, the names in the environment,
+docs/flags.md and the profile hash are made from it: to add a flag is to add a row. Where values
+come from is flags.py. Must not import anything that loads NumPy or a compiled module: `--help`
+needs these rows.
 """
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
-import math
 import os
-import struct
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from typing import Literal, get_args
 
 from syncer.errors import ConfigError
-from syncer.protocol import PROFILE_DOMAIN
-
-LEARNER_WEIGHTS = ("tokens2-over-steps", "equal")
-DELTA_CORRECTIONS = ("heloco", "none")
-OUTER_OPTIMIZERS = ("nesterov", "delayed-nesterov", "sgd")
-CHECKPOINT_FORMATS = ("safetensors", "yeto-v3")
-HELOCO_CONSTANTS = {
-    "heloco_c_ok": (-1.0, 1.0), "heloco_k_s": (0.0, 1e9), "heloco_k_d": (0.0, 1e9),
-    "heloco_beta_max": (0.0, 1.0), "heloco_kappa": (0.0, 1e9), "heloco_eps": (1e-300, 1e9),
-}
-"""Least and largest value of each constant of the correction (merge.correction)."""
-LATER_FEATURES = (
-    *HELOCO_CONSTANTS, "outer_optimizer", "dn_period", "dn_activation", "fold", "clip_norm",
-    "robust", "start_learners", "quorum_capacity", "q_min", "learner_capacity", "soft_deadline_s",
-    "late_carry", "carry_gamma", "max_carry_lag", "carry_answers_round",
+from syncer.options import Need, Option, flag, rows_of, setting, settings
+from syncer.profile import At, equals, f32, f64, given, on, optional_u64, profile_hash, u32, u64
+from syncer.protocol import KEY_VARIABLES
+from syncer.ranges import (
+    CHECKPOINT_FORMAT,
+    CLIP_NORM,
+    DELTA_CORRECTION,
+    DN_ACTIVATION,
+    DN_PERIOD,
+    FOLD,
+    HELOCO,
+    OUTER_OPTIMIZER,
+    ROBUST,
+    CheckpointFormat,
+    DeltaCorrection,
+    FoldKind,
+    HelocoConstants,
+    OuterConstants,
+    OuterOptimizer,
+    activation_fits,
 )
-"""What changes merges or rounds but is no part of the published profile."""
-FOLDS = ("batch", "exact", "streaming")
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
+from syncer.values import (
+    U32,
+    Choice,
+    Digest,
+    Median,
+    OutputFile,
+    PerLearner,
+    Real,
+    Single,
+    Switch,
+    Text,
+    Whole,
+)
+
+LearnerWeight = Literal["tokens2-over-steps", "equal"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+LEARNER_WEIGHT: Choice[LearnerWeight] = Choice(get_args(LearnerWeight))
+LOG_LEVEL: Choice[LogLevel] = Choice(get_args(LogLevel))
+LOG_FORMAT: Choice[LogFormat] = Choice(get_args(LogFormat))
+SWITCH = Switch()
+
 MERGE_THREADS_MAX = 32
-U32, I63 = 2**32 - 1, 2**63 - 1
 SECONDS_MAX = 10**9
 """Longest accepted wait, 31 years: in nanoseconds it still fits a signed 64-bit clock."""
+MILLISECONDS_MAX = 1000 * SECONDS_MAX
+PUBLISHED, OUTER = HelocoConstants(), OuterConstants()
+
+CORRECTION = Need("delta_correction", ("heloco",))
+MOMENTUM = Need("outer_optimizer", ("nesterov", "delayed-nesterov"),
+                words="an --outer-optimizer with momentum")
+DELAYED = Need("outer_optimizer", ("delayed-nesterov",))
+CARRY = Need("late_carry")
+CAPACITY = Need("quorum_capacity")
+CHECKPOINT = Need("checkpoint_path")
+RESUME = Need("resume")
 
 
 def available_cores() -> int:
@@ -45,100 +78,238 @@ def available_cores() -> int:
     return min(len(os.sched_getaffinity(0)), MERGE_THREADS_MAX)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address stays on this machine, decided without a name lookup."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-@dataclass(frozen=True, kw_only=True)
+@settings
 class Config:
-    """Everything that decides how a run goes. Raises `ConfigError` for a value out of range.
+    """Everything that decides how a run goes; field names are the flag names.
 
-    Field names are the flag names; their meaning and units stand in `syncer.flags.OPTIONS`.
+    Raises `ConfigError`, in one sentence, for the first row (in this order) whose value is not
+    admitted, then for the first rule of `RULES` that the values break together.
     """
 
-    learners: int
-    total_steps: int
-    port: int = 29400
-    host: str | None = None
-    quorum: int = 1
-    grace_ms: int = 1000
-    grace_gamma: float = 0.8
-    grace_tau: float = 2.0
-    pipeline: int = 2
-    min_round_interval_ms: int = 0
-    sync_interval_steps: float = 24.0
-    quorum_timeout_s: int = 900
-    final_ack_timeout_s: int | None = None
-    max_base_lag: int | None = None
-    learner_weight: str = "tokens2-over-steps"
-    delta_correction: str = "heloco"
-    heloco_c_ok: float = 0.2
-    heloco_k_s: float = 0.5
-    heloco_k_d: float = 1.0
-    heloco_beta_max: float = 0.5
-    heloco_kappa: float = 3.0
-    heloco_eps: float = 1e-8
-    outer_optimizer: str = "nesterov"
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
-    dn_period: int = 4
-    dn_activation: float = 0.0
-    fold: str = "batch"
-    clip_norm: float | str | None = None
-    robust: int | str | None = None
-    start_learners: int | None = None
-    start_timeout_s: int | None = None
-    quorum_capacity: float | None = None
-    q_min: int = 1
-    learner_capacity: tuple[tuple[int, float], ...] = ()
-    soft_deadline_s: float | None = None
-    late_carry: bool = False
-    carry_gamma: float = 0.5
-    max_carry_lag: int = 2
-    carry_answers_round: bool = False
-    merge_stats: bool = False
-    merge_threads: int = field(default_factory=available_cores)
-    checkpoint_path: str | None = None
-    checkpoint_every: int = 8
-    checkpoint_format: str = "safetensors"
-    background_checkpoint: bool = False
-    resume: bool = False
-    no_verify: bool = False
-    mark_final_checkpoint: bool = False
-    checkpoint_keep: int = 0
-    checkpoint_retries: int = 1
-    checkpoint_direct: bool = False
-    learner_budget_steps: int | None = None
-    final_state: str | None = None
-    event_tape: str | None = None
-    write_timeout_s: int = 180
-    require_profile_binding: bool = False
-    island_hmac_key: str | None = field(default=None, repr=False)
-    allow_unauthenticated: bool = False
-    expected_island_contract: bytes | None = None
-    log_level: str = "info"
-    log_format: str = "text"
+    # ------------------------------------------------------------------------------ run, checkpoint
+    learners: int = setting(row=Option(
+        "run", Whole(1, U32), "learners in the run; their ids are 0 to M-1", metavar="M",
+        hashed=At(1, u32)))
+    total_steps: int = setting(row=Option(
+        "run", Whole(1), "outer steps to train; each merges one fragment", metavar="T",
+        hashed=At(12, u64)))
+    final_state: str | None = setting(default=None, row=Option(
+        "run", OutputFile(),
+        "write the final parameters here: u32 fragments, then per fragment u64 elements and f32 "
+        "values, little-endian", metavar="FILE", unset="not written"))
+    checkpoint_path: str | None = setting(default=None, row=Option(
+        "checkpoint", OutputFile(), "save the whole state here, to resume from", metavar="FILE",
+        unset="no checkpoints", hashed=At(16, given)))
+    checkpoint_every: int = setting(default=8, row=Option(
+        "checkpoint", Whole(1),
+        "save every N steps; 1: every step is durable before a learner sees it", metavar="N",
+        hashed=At(17, u64)))
+    checkpoint_format: CheckpointFormat = setting(default="safetensors", row=Option(
+        "checkpoint", CHECKPOINT_FORMAT,
+        "format of the file; yeto-v3 has no digests and holds nesterov only", needs=CHECKPOINT))
+    background_checkpoint: bool = setting(default=False, row=Option(
+        "checkpoint", SWITCH, "write periodic checkpoints while rounds go on; needs N of 2 or more",
+        needs=CHECKPOINT))
+    resume: bool = setting(default=False, row=Option(
+        "checkpoint", SWITCH, "continue from the file of --checkpoint-path, of either format",
+        hashed=At(18, on)))
+    no_verify: bool = setting(default=False, row=Option(
+        "checkpoint", SWITCH, "resume without comparing the digests of the tensors", needs=RESUME))
+    mark_final_checkpoint: bool = setting(default=False, row=Option(
+        "checkpoint", SWITCH, "write FILE.final beside the checkpoint of a finished run",
+        needs=CHECKPOINT, hashed=At(19, on)))
+    checkpoint_keep: int = setting(default=0, row=Option(
+        "checkpoint", Whole(0, 10**6),
+        "keep the newest N checkpoints as FILE.step-<t> too, as hard links", metavar="N",
+        needs=CHECKPOINT))
+    checkpoint_retries: int = setting(default=1, row=Option(
+        "checkpoint", Whole(0, 1000), "errors of one save that may pass by and are tried again",
+        metavar="N", needs=CHECKPOINT))
+    checkpoint_direct: bool = setting(default=False, row=Option(
+        "checkpoint", SWITCH, "write past the page cache, where the file system can",
+        needs=CHECKPOINT))
+    learner_budget_steps: int | None = setting(default=None, row=Option(
+        "checkpoint", Whole(1, U32),
+        "for benchmarks: when every learner has taken B steps, write an unmarked checkpoint and "
+        "end", metavar="B", unset="off", needs=CHECKPOINT, hashed=At(20, optional_u64)))
+    event_tape: str | None = setting(default=None, row=Option(
+        "run", OutputFile(), "append one JSON line per merge and event to this file",
+        metavar="FILE", unset="not written"))
 
-    def __post_init__(self):
-        self._check_whole_numbers()
-        self._check_reals()
-        self._check_choices()
-        self._check_capacities()
-        self._check_without_effect()
-        self._check_together()
-        self._check_folds()
-        self._check_checkpoints()
+    # ------------------------------------------------------------------------------------- network
+    port: int = setting(default=29400, row=Option(
+        "network", Whole(0, 65535), "TCP port; 0 lets the system choose (the log says which)",
+        metavar="PORT"))
+    host: str | None = setting(default=None, row=Option(
+        "network", Text(), "address to listen on", metavar="ADDRESS",
+        unset="0.0.0.0 with a key or --allow-unauthenticated, else 127.0.0.1"))
+    island_hmac_key: str | None = setting(default=None, row=Option(
+        "network", Text(),
+        "key that every HELLO must prove; better given as SYNCER_HMAC_KEY, which other users of "
+        "the machine cannot read", metavar="KEY", unset="no authentication",
+        variables=KEY_VARIABLES, secret=True))
+    allow_unauthenticated: bool = setting(default=False, row=Option(
+        "network", SWITCH, "listen beyond this machine without a key",
+        spellings=("--allow-unauthenticated-islands",),
+        variables=("YETO_SYNCER_ALLOW_UNAUTHENTICATED",)))
+    expected_island_contract: bytes | None = setting(default=None, row=Option(
+        "network", Digest(), "accept only learners bound to this 32-byte backend identity",
+        metavar="HEX", unset="any"))
+    require_profile_binding: bool = setting(default=False, row=Option(
+        "network", SWITCH, "refuse a HELLO that does not carry this server's profile hash",
+        hashed=At(23, on)))
+    write_timeout_s: int = setting(default=180, row=Option(
+        "network", Whole(1, SECONDS_MAX),
+        "end a connection whose queued data makes no progress for so many seconds", metavar="S"))
+
+    # -------------------------------------------------------------------------------------- rounds
+    quorum: int = setting(default=1, row=Option(
+        "rounds", Whole(1, U32), "pushes that make a round mergeable", metavar="K",
+        hashed=At(2, u32)))
+    grace_ms: int = setting(default=1000, row=Option(
+        "rounds", Whole(0, MILLISECONDS_MAX),
+        "longest wait for late pushes after the quorum, milliseconds", metavar="MS",
+        hashed=At(3, u64)))
+    grace_gamma: float = setting(default=0.8, row=Option(
+        "rounds", Real(0.0, 1.0), "share of the estimated spare time used as grace, 0 to 1",
+        metavar="G", hashed=At(4, f64)))
+    grace_tau: float = setting(default=2.0, row=Option(
+        "rounds", Real(0.0, SECONDS_MAX),
+        "local steps of the slowest learner that a round may take before grace ends", metavar="X",
+        hashed=At(5, f64)))
+    pipeline: int = setting(default=2, row=Option(
+        "rounds", Whole(0, U32), "rounds in flight at once, each of another fragment", metavar="N",
+        hashed=At(6, u32)))
+    min_round_interval_ms: int = setting(default=0, row=Option(
+        "rounds", Whole(0, MILLISECONDS_MAX), "shortest time between two launches, milliseconds",
+        metavar="MS", hashed=At(7, u64)))
+    sync_interval_steps: float = setting(default=24.0, row=Option(
+        "rounds", Real(0.0, SECONDS_MAX),
+        "local steps between two merges of one fragment; paces launches by the slowest learner's "
+        "step time; 0 turns pacing off", metavar="H", hashed=At(8, f64)))
+    quorum_timeout_s: int = setting(default=900, row=Option(
+        "rounds", Whole(1, SECONDS_MAX),
+        "seconds without a quorum after which a round is started anew", metavar="S",
+        hashed=At(10, u64)))
+    quorum_capacity: float | None = setting(default=None, row=Option(
+        "rounds", Real(1e-6, 1.0),
+        "replaces the count quorum: share of the expected learners' capacity, above 0 to 1",
+        metavar="THETA", unset="count quorum", hashed="by name"))
+    q_min: int = setting(default=1, row=Option(
+        "rounds", Whole(1, U32), "capacity quorum: least number of pushes", metavar="N",
+        needs=CAPACITY, hashed="by name"))
+    learner_capacity: tuple[tuple[int, float], ...] = setting(default=(), row=Option(
+        "rounds", PerLearner(Real(1e-6, 1e6)), "capacity quorum: capacities of learners",
+        metavar="ID=X,...", unset="1 each", needs=CAPACITY, hashed="by name"))
+    soft_deadline_s: float | None = setting(default=None, row=Option(
+        "rounds", Real(1e-3, SECONDS_MAX),
+        "capacity quorum: seconds after launch when a round closes with --q-min pushes",
+        metavar="S", unset="never", needs=CAPACITY, hashed="by name"))
+    late_carry: bool = setting(default=False, row=Option(
+        "rounds", SWITCH,
+        "a push that came too late joins its fragment's next round, at a discount",
+        hashed="by name"))
+    carry_gamma: float = setting(default=0.5, row=Option(
+        "rounds", Real(0.0, 1.0),
+        "late carry: weight factor per version the push is behind, 0 to 1", metavar="G",
+        needs=CARRY, hashed="by name"))
+    max_carry_lag: int = setting(default=2, row=Option(
+        "rounds", Whole(0, U32), "late carry: versions a push may be behind", metavar="V",
+        needs=CARRY, hashed="by name"))
+    carry_answers_round: bool = setting(default=False, row=Option(
+        "rounds", SWITCH, "late carry: it counts as the learner's answer for quorum", needs=CARRY,
+        hashed="by name"))
+    start_learners: int | None = setting(default=None, row=Option(
+        "rounds", Whole(1, U32), "learners that must be there before training starts", metavar="N",
+        unset="all", hashed="by name"))
+    start_timeout_s: int | None = setting(default=None, row=Option(
+        "rounds", Whole(1, SECONDS_MAX),
+        "give up with status 6 when they are not there after so many seconds", metavar="S",
+        unset="wait for ever"))
+    final_ack_timeout_s: int | None = setting(default=None, row=Option(
+        "rounds", Whole(1, SECONDS_MAX),
+        "seconds to wait for every learner to confirm the final parameters", metavar="S",
+        unset="--quorum-timeout-s", hashed=At(11, u64)))
+    max_base_lag: int | None = setting(default=None, row=Option(
+        "rounds", Whole(0),
+        "oldest anchor accepted, in steps behind the round's base; 0 with K = M and no grace is a "
+        "fixed roster", metavar="V", unset="unbounded", hashed=At(21, optional_u64)))
+
+    # ------------------------------------------------------------------------------- merge and log
+    learner_weight: LearnerWeight = setting(default="tokens2-over-steps", row=Option(
+        "merge", LEARNER_WEIGHT, "weight of a push: tokens squared over steps, or equal",
+        hashed=At(22, equals("equal"))))
+    delta_correction: DeltaCorrection = setting(default="heloco", row=Option(
+        "merge", DELTA_CORRECTION,
+        "correction of pushes against the momentum before the merge; without effect with sgd, "
+        "which keeps no momentum", hashed=At(9, equals("heloco"))))
+    heloco_c_ok: float = setting(default=PUBLISHED.c_ok, row=Option(
+        "merge", HELOCO["c_ok"],
+        "HeLoCo: cosine with the momentum from which a delta is left alone, -1 to 1", metavar="C",
+        needs=CORRECTION, hashed="by name"))
+    heloco_k_s: float = setting(default=PUBLISHED.k_s, row=Option(
+        "merge", HELOCO["k_s"], "HeLoCo: strength of shrinking an opposing delta", metavar="K",
+        needs=CORRECTION, hashed="by name"))
+    heloco_k_d: float = setting(default=PUBLISHED.k_d, row=Option(
+        "merge", HELOCO["k_d"], "HeLoCo: strength of rotating towards the momentum", metavar="K",
+        needs=CORRECTION, hashed="by name"))
+    heloco_beta_max: float = setting(default=PUBLISHED.beta_max, row=Option(
+        "merge", HELOCO["beta_max"], "HeLoCo: most of the opposing part that is taken away, 0 to 1",
+        metavar="B", needs=CORRECTION, hashed="by name"))
+    heloco_kappa: float = setting(default=PUBLISHED.kappa, row=Option(
+        "merge", HELOCO["kappa"], "HeLoCo: how much a long momentum weakens the correction",
+        metavar="K", needs=CORRECTION, hashed="by name"))
+    heloco_eps: float = setting(default=PUBLISHED.eps, row=Option(
+        "merge", HELOCO["eps"], "HeLoCo: norm below which a vector has no direction", metavar="E",
+        needs=CORRECTION, hashed="by name"))
+    outer_optimizer: OuterOptimizer = setting(default="nesterov", row=Option(
+        "merge", OUTER_OPTIMIZER, "outer optimizer", hashed="by name"))
+    outer_lr: float = setting(default=OUTER.lr, row=Option(
+        "merge", Single(), "learning rate of the outer step", metavar="LR", hashed=At(14, f32)))
+    outer_momentum: float = setting(default=OUTER.momentum, row=Option(
+        "merge", Single(below=1.0), "momentum of the outer step, 0 <= MU < 1; sgd has none",
+        metavar="MU", needs=MOMENTUM, hashed=At(15, f32)))
+    dn_period: int = setting(default=OUTER.dn_period, row=Option(
+        "merge", DN_PERIOD, "delayed-nesterov: merges of a fragment between two momentum updates",
+        metavar="N", needs=DELAYED, hashed="by name"))
+    dn_activation: float = setting(default=OUTER.dn_activation, row=Option(
+        "merge", DN_ACTIVATION,
+        "delayed-nesterov: share of the momentum applied at every merge, 0 to 1/N", metavar="C",
+        needs=DELAYED, hashed="by name"))
+    fold: FoldKind = setting(default="batch", row=Option(
+        "merge", FOLD,
+        "batch keeps pushes until the round closes; exact (same bits, every learner) and "
+        "streaming (bits depend on arrival) add them up and keep none", hashed="by name"))
+    clip_norm: float | Median | None = setting(default=None, row=Option(
+        "merge", CLIP_NORM, "scale longer deltas down to the round's median norm, or to this norm",
+        metavar="median|NORM", unset="deltas of any length", hashed="by name"))
+    robust: int | Median | None = setting(default=None, row=Option(
+        "merge", ROBUST,
+        "avg fragments: element-wise median, or mean without the F lowest and highest",
+        metavar="median|trimmed-mean:F", unset="weighted mean", hashed="by name"))
+    merge_stats: bool = setting(default=False, row=Option(
+        "merge", SWITCH, "add numbers that explain each merge to its record on the event tape"))
+    merge_threads: int = setting(default_factory=available_cores, row=Option(
+        "merge", Whole(1, MERGE_THREADS_MAX),
+        "threads of one merge, 1 to 32; the bits are the same for every N", metavar="N",
+        unset="one per core"))
+    log_level: LogLevel = setting(default="info", row=Option(
+        "log", LOG_LEVEL, "least severe level that is logged"))
+    log_format: LogFormat = setting(default="text", row=Option(
+        "log", LOG_FORMAT, "lines for people or JSON objects"))
+
+    def __post_init__(self) -> None:
+        for option in OPTIONS:
+            option.check(getattr(self, option.name))
+        for rule in RULES:
+            broken = rule(self)
+            if broken is not None:
+                raise ConfigError(broken)
 
     # ------------------------------------------------------------- what follows from the values
     @property
     def fixed_roster(self) -> bool:
-        """All learners in every round, no stale base: partial merges never happen (rounds.md 1)."""
+        """All learners in every round, no stale base: partial merges never happen."""
         return self.max_base_lag == 0 and self.quorum == self.learners and self.grace_ms == 0
 
     @property
@@ -146,6 +317,11 @@ class Config:
         """Seconds to wait for FINAL_ACKs: the quorum timeout unless given."""
         given = self.final_ack_timeout_s
         return self.quorum_timeout_s if given is None else given
+
+    @property
+    def least_pushes(self) -> int:
+        """Fewest pushes with which a round may close."""
+        return self.quorum if self.quorum_capacity is None else self.q_min
 
     @property
     def bind_host(self) -> str:
@@ -170,241 +346,157 @@ class Config:
         return self._profile_hash(False)
 
     def _profile_hash(self, resume: bool) -> bytes:
-        return semantic_profile_hash(
-            learners=self.learners, quorum=self.quorum, grace_ms=self.grace_ms,
-            grace_gamma=self.grace_gamma, grace_tau=self.grace_tau, pipeline=self.pipeline,
-            min_round_interval_ms=self.min_round_interval_ms,
-            sync_interval_steps=self.sync_interval_steps,
-            heloco=self.delta_correction == "heloco", quorum_timeout_s=self.quorum_timeout_s,
-            final_ack_timeout_s=self.final_ack_timeout_resolved_s, total_steps=self.total_steps,
-            outer_lr=self.outer_lr, outer_momentum=self.outer_momentum,
-            max_base_lag=self.max_base_lag, equal_weights=self.learner_weight == "equal",
-            require_binding=self.require_profile_binding,
-            checkpoint=self.checkpoint_path is not None, checkpoint_every=self.checkpoint_every,
-            resume=resume, mark_final=self.mark_final_checkpoint,
-            learner_budget_steps=self.learner_budget_steps, later=self._later_features(),
-        )
+        values = vars(self) | {"resume": resume,
+                               "final_ack_timeout_s": self.final_ack_timeout_resolved_s}
+        published = [(option.hashed, values[option.name]) for option in OPTIONS
+                     if isinstance(option.hashed, At)]
+        later = {option.name: values[option.name] for option in OPTIONS
+                 if option.hashed == "by name" and values[option.name] != option.default}
+        return profile_hash(published, later)
 
-    def _later_features(self) -> dict[str, object]:
-        """What is on beyond the published profile; it enters the hash by name and value."""
-        return {name: getattr(self, name) for name in LATER_FEATURES
-                if getattr(self, name) != _default(name)}
 
-    # ------------------------------------------------------------------------------------ rules
-    def _check_whole_numbers(self):
-        bounds = {
-            "learners": (1, U32), "total_steps": (1, I63), "port": (0, 65535), "quorum": (1, U32),
-            "grace_ms": (0, 1000 * SECONDS_MAX), "pipeline": (0, U32),
-            "min_round_interval_ms": (0, 1000 * SECONDS_MAX), "quorum_timeout_s": (1, SECONDS_MAX),
-            "final_ack_timeout_s": (1, SECONDS_MAX), "max_base_lag": (0, I63),
-            "merge_threads": (1, MERGE_THREADS_MAX), "write_timeout_s": (1, SECONDS_MAX),
-            "dn_period": (1, U32), "start_learners": (1, U32), "start_timeout_s": (1, SECONDS_MAX),
-            "q_min": (1, U32), "max_carry_lag": (0, U32),
-            "checkpoint_every": (1, I63), "checkpoint_keep": (0, 10**6),
-            "checkpoint_retries": (0, 1000), "learner_budget_steps": (1, U32),
-        }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if value is None and _default(name) is None:
-                continue
-            if type(value) is not int or not low <= value <= high:
-                raise ConfigError(f"{flag(name)} {value} cannot be used: give a whole number "
-                                  f"{_range(low, high)}")
+OPTIONS = rows_of(Config)
 
-    def _check_reals(self):
-        bounds = {"grace_gamma": (0.0, 1.0), "grace_tau": (0.0, SECONDS_MAX),
-                  "sync_interval_steps": (0.0, SECONDS_MAX), "dn_activation": (0.0, 1.0),
-                  "carry_gamma": (0.0, 1.0), "quorum_capacity": (1e-6, 1.0),
-                  "soft_deadline_s": (1e-3, SECONDS_MAX), **HELOCO_CONSTANTS}
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if value is None and _default(name) is None:
-                continue
-            if not _is_real(value) or not low <= value <= high:
-                raise ConfigError(f"{flag(name)} {value} cannot be used: give a number between "
-                                  f"{low:g} and {high:g}")
-        if not _is_real(self.outer_lr) or not 0.0 <= _as_f32(self.outer_lr) < math.inf:
-            raise ConfigError(f"--outer-lr {self.outer_lr} cannot be used: give a finite f32 "
-                              "number >= 0")
-        if not _is_real(self.outer_momentum) or not 0.0 <= _as_f32(self.outer_momentum) < 1.0:
-            raise ConfigError(f"--outer-momentum {self.outer_momentum} cannot be used: give a "
-                              "number >= 0 that is below 1 also as f32")
 
-    def _check_choices(self):
-        choices = {"learner_weight": LEARNER_WEIGHTS, "delta_correction": DELTA_CORRECTIONS,
-                   "outer_optimizer": OUTER_OPTIMIZERS, "fold": FOLDS,
-                   "checkpoint_format": CHECKPOINT_FORMATS,
-                   "log_level": LOG_LEVELS, "log_format": LOG_FORMATS}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{flag(name)} {getattr(self, name)} cannot be used: give "
-                                  f"{' or '.join(allowed)}")
-        pinned = self.expected_island_contract
-        if pinned is not None and len(pinned) != 32:
-            raise ConfigError(f"--expected-island-contract has {len(pinned)} bytes: give 32 bytes "
-                              "as 64 hexadecimal digits")
+# ------------------------------------------------------------------------- what values may not be
+# together: each function is one rule, and returns the sentence about a configuration that breaks it
+def capacities_are_of_learners(config: Config) -> str | None:
+    seen = set()
+    for learner, _ in config.learner_capacity:
+        if not 0 <= learner < config.learners or learner in seen:
+            return (f"--learner-capacity names learner {learner}, which is "
+                    f"{'named twice' if learner in seen else 'not in this run'}: give each id from "
+                    f"0 to {config.learners - 1} at most once")
+        seen.add(learner)
+    return None
 
-        clip, robust = self.clip_norm, self.robust
-        if not (clip is None or clip == "median" or (_is_real(clip) and clip > 0.0)):
-            raise ConfigError(f"--clip-norm {clip} cannot be used: give median or a norm above 0")
-        if not (robust is None or robust == "median" or (type(robust) is int and robust >= 1)):
-            raise ConfigError(f"--robust {robust} cannot be used: give median or trimmed-mean:F "
-                              "with F >= 1")
 
-    def _check_capacities(self):
-        seen = set()
-        for learner, capacity in self.learner_capacity:
-            if not 0 <= learner < self.learners or learner in seen:
-                raise ConfigError(f"--learner-capacity names learner {learner}, which is "
-                                  f"{'named twice' if learner in seen else 'not in this run'}: "
-                                  f"give each id from 0 to {self.learners - 1} at most once")
-            if not _is_real(capacity) or not 1e-6 <= capacity <= 1e6:
-                raise ConfigError(f"--learner-capacity {learner}={capacity} cannot be used: give "
-                                  "a number between 1e-06 and 1e+06")
-            seen.add(learner)
+def nothing_is_without_effect(config: Config) -> str | None:
+    """A setting that another one makes meaningless is refused, not ignored."""
+    for option in OPTIONS:
+        if option.without_effect(config):
+            return (f"{flag(option.name)} has no effect without {option.needs}: give both or "
+                    "neither")
+    return None
 
-    def _check_without_effect(self):
-        """A setting that another one makes meaningless is refused, not ignored."""
-        for needed, holds, names in (
-            ("--delta-correction heloco", self.delta_correction == "heloco", HELOCO_CONSTANTS),
-            ("--outer-optimizer delayed-nesterov", self.outer_optimizer == "delayed-nesterov",
-             ("dn_period", "dn_activation")),
-            ("an --outer-optimizer with momentum", self.outer_optimizer != "sgd",
-             ("outer_momentum",)),
-            ("--late-carry", self.late_carry,
-             ("carry_gamma", "max_carry_lag", "carry_answers_round")),
-            ("--quorum-capacity", self.quorum_capacity is not None,
-             ("q_min", "learner_capacity", "soft_deadline_s")),
-            ("--checkpoint-path", self.checkpoint_path is not None,
-             ("mark_final_checkpoint", "background_checkpoint", "checkpoint_keep",
-              "checkpoint_direct", "checkpoint_format", "checkpoint_retries",
-              "learner_budget_steps")),
-            ("--resume", self.resume, ("no_verify",)),
+
+def the_quorum_can_be_reached(config: Config) -> str | None:
+    if config.quorum > config.learners:
+        return (f"--quorum {config.quorum} can never be reached by --learners {config.learners}: "
+                f"give a quorum between 1 and {config.learners}")
+    return None
+
+
+def counts_can_be_reached(config: Config) -> str | None:
+    for name, count in ("start_learners", config.start_learners), ("q_min", config.q_min):
+        if count is not None and count > config.learners:
+            return f"{flag(name)} {count} can never be reached by --learners {config.learners}"
+    return None
+
+
+def a_fixed_roster_waits_for_everybody(config: Config) -> str | None:
+    if config.fixed_roster:
+        for name, partial in (
+            ("--late-carry", config.late_carry),
+            ("--quorum-capacity", config.quorum_capacity is not None),
+            ("--start-learners", (config.start_learners or config.learners) < config.learners),
         ):
-            for name in () if holds else names:
-                if getattr(self, name) != _default(name):
-                    raise ConfigError(f"{flag(name)} has no effect without {needed}: give both or "
-                                      "neither")
+            if partial:
+                return (f"{name} cannot be used with a fixed roster (--max-base-lag 0, --quorum "
+                        f"{config.quorum}, --grace-ms 0): every round needs every learner")
+    return None
 
-    def _check_folds(self):
-        """What the ways of gathering pushes allow (rounds.md 14, merge.md)."""
-        if self.fold != "batch" and (self.robust is not None or self.clip_norm == "median"):
-            name = "--robust" if self.robust is not None else "--clip-norm median"
-            raise ConfigError(f"{name} compares all pushes of a round, and --fold {self.fold} "
-                              "keeps none of them: use --fold batch")
-        if self.fold == "exact":
-            for text, refused in (
-                ("--learner-weight equal", self.learner_weight != "equal"),
-                ("--delta-correction none", self.delta_correction != "none"),
-                ("no --late-carry", self.late_carry),
-                ("no --quorum-capacity", self.quorum_capacity is not None),
-                (f"--quorum {self.learners}", self.quorum != self.learners),
-            ):
-                if refused:
-                    raise ConfigError(f"--fold exact needs {text}: its order and weights are "
-                                      "fixed for the whole round")
-        if self.robust is not None:
-            outliers = 1 if self.robust == "median" else self.robust
-            pushes = self.quorum if self.quorum_capacity is None else self.q_min
-            if pushes < 2 * outliers + 1:
-                raise ConfigError(
-                    f"--robust without {outliers} outlier{'s' * (outliers > 1)} needs at least "
-                    f"{2 * outliers + 1} pushes in every round, and a round may close with "
-                    f"{pushes}: raise {'--quorum' if self.quorum_capacity is None else '--q-min'}")
 
-    def _check_together(self):
-        if self.quorum > self.learners:
-            raise ConfigError(f"--quorum {self.quorum} can never be reached by --learners "
-                              f"{self.learners}: give a quorum between 1 and {self.learners}")
-        for name in ("start_learners", "q_min"):
-            if (getattr(self, name) or 1) > self.learners:
-                raise ConfigError(f"{flag(name)} {getattr(self, name)} can never be reached by "
-                                  f"--learners {self.learners}")
-        if self.fixed_roster:
-            for name, refused in (
-                ("--late-carry", self.late_carry),
-                ("--quorum-capacity", self.quorum_capacity is not None),
-                ("--start-learners", (self.start_learners or self.learners) < self.learners),
-            ):
-                if refused:
-                    raise ConfigError(
-                        f"{name} cannot be used with a fixed roster (--max-base-lag 0, --quorum "
-                        f"{self.quorum}, --grace-ms 0): every round needs every learner")
-        if self.dn_activation * self.dn_period > 1.0:
-            raise ConfigError(f"--dn-activation {self.dn_activation} is too large for --dn-period "
-                              f"{self.dn_period}: give at most 1/{self.dn_period}")
-        open_host = self.host is not None and not is_loopback(self.host)
-        if open_host and not self.island_hmac_key and not self.allow_unauthenticated:
-            raise ConfigError(
-                f"--host {self.host} lets anybody who reaches it join the run: set a key with "
+def the_activation_fits_the_period(config: Config) -> str | None:
+    if not activation_fits(config.dn_activation, config.dn_period):
+        return (f"--dn-activation {config.dn_activation} is too large for --dn-period "
+                f"{config.dn_period}: give at most 1/{config.dn_period}")
+    return None
+
+
+def an_open_host_needs_a_key(config: Config) -> str | None:
+    if (config.host is not None and not is_loopback(config.host)
+            and not config.island_hmac_key and not config.allow_unauthenticated):
+        return (f"--host {config.host} lets anybody who reaches it join the run: set a key with "
                 "SYNCER_HMAC_KEY, or say --allow-unauthenticated, or listen on 127.0.0.1")
+    return None
 
-    def _check_checkpoints(self):
-        if self.background_checkpoint and self.checkpoint_every < 2:
-            raise ConfigError(
-                "--background-checkpoint cannot be used with --checkpoint-every "
-                f"{self.checkpoint_every}: a checkpoint of every step must be durable before the "
+
+def comparing_pushes_needs_a_batch(config: Config) -> str | None:
+    if config.fold != "batch" and (config.robust is not None or config.clip_norm == "median"):
+        name = "--robust" if config.robust is not None else "--clip-norm median"
+        return (f"{name} compares all pushes of a round, and --fold {config.fold} keeps none of "
+                "them: use --fold batch")
+    return None
+
+
+def an_exact_fold_is_fixed_for_the_round(config: Config) -> str | None:
+    if config.fold == "exact":
+        for text, refused in (
+            ("--learner-weight equal", config.learner_weight != "equal"),
+            ("--delta-correction none", config.delta_correction != "none"),
+            ("no --late-carry", config.late_carry),
+            ("no --quorum-capacity", config.quorum_capacity is not None),
+            (f"--quorum {config.learners}", config.quorum != config.learners),
+        ):
+            if refused:
+                return (f"--fold exact needs {text}: its order and weights are fixed for the whole "
+                        "round")
+    return None
+
+
+def outliers_leave_a_value(config: Config) -> str | None:
+    if config.robust is None:
+        return None
+    outliers = 1 if config.robust == "median" else config.robust
+    if config.least_pushes < 2 * outliers + 1:
+        return (f"--robust without {outliers} outlier{'s' * (outliers > 1)} needs at least "
+                f"{2 * outliers + 1} pushes in every round, and a round may close with "
+                f"{config.least_pushes}: raise "
+                f"{'--quorum' if config.quorum_capacity is None else '--q-min'}")
+    return None
+
+
+def every_step_is_saved_in_the_foreground(config: Config) -> str | None:
+    if config.background_checkpoint and config.checkpoint_every < 2:
+        return ("--background-checkpoint cannot be used with --checkpoint-every "
+                f"{config.checkpoint_every}: a checkpoint of every step must be durable before the "
                 "step is seen; give --checkpoint-every 2 or more")
-        for name in ("resume", "mark_final_checkpoint"):
-            if self.learner_budget_steps is not None and getattr(self, name):
-                raise ConfigError(
-                    f"--learner-budget-steps cannot be used with {flag(name)}: the checkpoint of a "
-                    "budget run is the beginning of another one, which resumes it without a budget")
-        if self.checkpoint_format == "yeto-v3" and self.outer_optimizer != "nesterov":
-            raise ConfigError(
-                f"--checkpoint-format yeto-v3 cannot hold the state of --outer-optimizer "
-                f"{self.outer_optimizer}: use --checkpoint-format safetensors")
+    return None
 
 
-def semantic_profile_hash(
-    *, learners, quorum, grace_ms, grace_gamma, grace_tau, pipeline, min_round_interval_ms,
-    sync_interval_steps, heloco, quorum_timeout_s, final_ack_timeout_s, total_steps, outer_lr,
-    outer_momentum, max_base_lag, equal_weights, require_binding, checkpoint=False,
-    checkpoint_every=8, resume=False, mark_final=False, learner_budget_steps=None, later=None,
-) -> bytes:
-    """SHA-256 of everything that changes what is merged or when (rounds.md 14, protocol.md 6).
-
-    Units as in the flags; `max_base_lag` and `learner_budget_steps` are optional (None). later:
-    features that the published profile does not know, by name; sorted, each adds name, NUL, value
-    as Python writes it, NUL. Without any, the hash is the published one. Returns 32 bytes.
-    """
-    def optional(value):
-        return b"\0" if value is None else b"\1" + struct.pack("<Q", value)
-
-    encoded = PROFILE_DOMAIN + struct.pack(
-        "<IIQddIQdBQQQ", learners, quorum, grace_ms, grace_gamma, grace_tau, pipeline,
-        min_round_interval_ms, sync_interval_steps, heloco, quorum_timeout_s, final_ack_timeout_s,
-        total_steps)
-    encoded += b"\0"  # policy_sweep_fragments: never set by this server
-    encoded += struct.pack("<ffBQBB", outer_lr, outer_momentum, checkpoint, checkpoint_every,
-                           resume, mark_final)
-    encoded += optional(learner_budget_steps) + optional(max_base_lag)
-    encoded += struct.pack("<BB", equal_weights, require_binding)
-    for name, value in sorted((later or {}).items()):
-        encoded += f"{name}\0{value}\0".encode()
-    return hashlib.sha256(encoded).digest()
+def a_budget_run_is_a_beginning(config: Config) -> str | None:
+    if config.learner_budget_steps is not None:
+        for name, refused in (("--resume", config.resume),
+                              ("--mark-final-checkpoint", config.mark_final_checkpoint)):
+            if refused:
+                return (f"--learner-budget-steps cannot be used with {name}: the checkpoint of a "
+                        "budget run is the beginning of another one, which resumes it without a "
+                        "budget")
+    return None
 
 
-def flag(name: str) -> str:
-    """The flag of a field: `grace_ms` -> `--grace-ms`."""
-    return "--" + name.replace("_", "-")
+def yeto_holds_nesterov_only(config: Config) -> str | None:
+    if config.checkpoint_format == "yeto-v3" and config.outer_optimizer != "nesterov":
+        return ("--checkpoint-format yeto-v3 cannot hold the state of --outer-optimizer "
+                f"{config.outer_optimizer}: use --checkpoint-format safetensors")
+    return None
 
 
-def _default(name: str):
-    return next(f.default for f in fields(Config) if f.name == name)
+RULES: tuple[Callable[[Config], str | None], ...] = (
+    capacities_are_of_learners, nothing_is_without_effect, the_quorum_can_be_reached,
+    counts_can_be_reached, a_fixed_roster_waits_for_everybody, the_activation_fits_the_period,
+    an_open_host_needs_a_key, comparing_pushes_needs_a_batch, an_exact_fold_is_fixed_for_the_round,
+    outliers_leave_a_value, every_step_is_saved_in_the_foreground, a_budget_run_is_a_beginning,
+    yeto_holds_nesterov_only,
+)
 
 
-def _range(low: int, high: int) -> str:
-    return f">= {low}" if high == I63 else f"between {low} and {high}"
-
-
-def _is_real(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _as_f32(value: float) -> float:
-    """The value as merges will use it: rounded to f32, infinite when it does not fit."""
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address stays on this machine, decided without a name lookup."""
+    if host == "localhost":
+        return True
     try:
-        return struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        return math.inf
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

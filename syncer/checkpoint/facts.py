@@ -14,9 +14,10 @@ import numpy as np
 
 from syncer.errors import CheckpointFormatError, CheckpointMismatch
 from syncer.layout import Layout
+from syncer.ranges import CHECKPOINT_FORMAT
 
-SAFETENSORS, YETO_V3 = "safetensors", "yeto-v3"
-FORMATS = (SAFETENSORS, YETO_V3)
+FORMATS = CHECKPOINT_FORMAT.choices
+SAFETENSORS, YETO_V3 = FORMATS
 STATES = ((), ("momentum",), ("momentum", "accumulator"))
 """Optimizer arrays a file may hold, in file order."""
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1

@@ -36,7 +36,6 @@ Member = tuple[int, int]
 Gradient: TypeAlias = "NDArray[np.float32] | Callable[[], NDArray[np.float32]]"
 """An f32 array of the fragment's length, or a call that decodes it when it is needed."""
 
-FOLDS = ("batch", "exact", "streaming")
 WEIGHT_MAX = 2.0**96
 """Largest weight of a streaming fold, where it is a factor of its own as f32: counters are u64, and
 their extremes must not make a sum infinite. No run comes near it."""

@@ -19,14 +19,15 @@ from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, Layout
 from syncer.merge import engine
 from syncer.merge.buffers import Buffer, BufferPool
-from syncer.merge.correction import HelocoConstants, checked
+from syncer.merge.correction import checked
 from syncer.merge.folds import ExactFold, Fold, FoldOptions, Member, StreamingFold
 from syncer.merge.iso import flatten_all
-from syncer.merge.optimizers import Optimizer, OuterConstants, Scalars, optimizer
+from syncer.merge.optimizers import Optimizer, Scalars, optimizer
 from syncer.merge.plan import Plan
 from syncer.merge.robust import ClipNorm, Robust, checked_clip, checked_robust, clip_factors, trim
 from syncer.merge.stats import LearnerSums, Statistics, explain
 from syncer.merge.versions import FragmentVersion, Prepared, floats
+from syncer.ranges import DELTA_CORRECTION, FOLD, HelocoConstants, OuterConstants
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,9 +84,7 @@ class FragmentStore:
         self._constants = OuterConstants(lr=lr, momentum=momentum, dn_period=dn_period,
                                          dn_activation=dn_activation)
         self._optimizer: Optimizer = optimizer(outer_optimizer, self._constants)
-        if delta_correction not in ("none", "heloco"):
-            raise ConfigError(f"delta correction {delta_correction!r} is not known; choose none or "
-                              "heloco")
+        DELTA_CORRECTION.check("delta correction", delta_correction)
         constants = checked(heloco or HelocoConstants())
         # without a momentum there is nothing to correct against
         self._heloco = (constants if delta_correction == "heloco"
@@ -179,8 +178,9 @@ class FragmentStore:
         once: the median for clipping, a robust merge; for exact also a correction and iso.
         """
         mode = self.layout.fragments[fragment].merge_mode
-        if kind not in ("exact", "streaming"):
-            raise ConfigError(f"fold {kind!r} is not known; choose batch, exact or streaming")
+        FOLD.check("fold", kind)
+        if kind == "batch":
+            raise ConfigError("fold batch adds nothing up: merge its pushes with `prepare`")
         clip_norm = self._clip_norm
         if clip_norm == "median" or self._robust is not None:
             raise ConfigError("the median of the norms and robust merges compare all pushes of a "

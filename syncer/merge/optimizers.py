@@ -12,32 +12,29 @@ The arithmetic is one kernel per entry in csrc/blend_*.c, in f32, in the order w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from syncer.errors import ConfigError
 from syncer.merge import engine
+from syncer.ranges import (
+    DN_ACTIVATION,
+    DN_PERIOD,
+    OUTER_OPTIMIZER,
+    OuterConstants,
+    OuterOptimizer,
+    activation_fits,
+)
 
 Scalars = tuple[float, float, float, float]
 """(lr, mu, period, k) as the kernels take them, each rounded to f32 once."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterConstants:
-    """Constants of the outer step. lr and momentum are used as f32."""
-
-    lr: float = 0.7
-    momentum: float = 0.9
-    dn_period: int = 4
-    dn_activation: float = 0.0
-
-
 class Optimizer(NamedTuple):
     """One entry of the table."""
 
-    name: str
+    name: OuterOptimizer
     state: tuple[str, ...]
     """Arrays kept beside the parameters, each as long and +0 at first; the momentum leads."""
     step: Callable[[OuterConstants, int], tuple[int, Scalars]]
@@ -62,7 +59,7 @@ def _delayed_nesterov(constants: OuterConstants, commits: int) -> tuple[int, Sca
     return kernel, (constants.lr, constants.momentum, float(period), k)
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Optimizer] = {
     entry.name: entry
     for entry in (
         Optimizer("nesterov", ("momentum",), _nesterov),
@@ -74,15 +71,11 @@ OPTIMIZERS = {
 
 def optimizer(name: str, constants: OuterConstants) -> Optimizer:
     """The entry of that name. Raises ConfigError for an unknown name or constants out of range."""
-    if name not in OPTIMIZERS:
-        raise ConfigError(
-            f"outer optimizer {name!r} is not known; choose one of {', '.join(OPTIMIZERS)}"
-        )
+    OUTER_OPTIMIZER.check("outer optimizer", name)
     period, activation = constants.dn_period, constants.dn_activation
-    if period < 1:
-        raise ConfigError(f"the period of delayed Nesterov must be at least 1, not {period}")
-    if not 0.0 <= activation <= 1.0 / period:
-        raise ConfigError(
-            f"the activation of delayed Nesterov must lie in 0 .. 1/{period}, not {activation}"
-        )
+    DN_PERIOD.check("period of delayed Nesterov", period)
+    DN_ACTIVATION.check("activation of delayed Nesterov", activation)
+    if not activation_fits(activation, period):
+        raise ConfigError(f"activation of delayed Nesterov {activation} is too large for a period "
+                          f"of {period}: give at most 1/{period}")
     return OPTIMIZERS[name]

@@ -13,35 +13,32 @@ blocked sums of squares, in tensor order):
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
 
-from syncer.errors import ConfigError
+from syncer.ranges import CLIP_NORM, ROBUST_OR_MEAN
+from syncer.values import Median
 
-ClipNorm = float | Literal["median"] | None
-Robust = int | Literal["median"] | None
+ClipNorm = float | Median | None
+Robust = int | Median | None
 """None: the weighted mean. A number F: the trimmed mean. "median"."""
 
 
 def checked_clip(clip_norm: ClipNorm) -> ClipNorm:
     """The setting itself. Raises ConfigError for what is neither."""
-    if clip_norm is None or clip_norm == "median":
-        return clip_norm
-    if isinstance(clip_norm, str) or not (math.isfinite(clip_norm) and clip_norm > 0.0):
-        raise ConfigError(f"clip norm must be median or a finite value above 0, not {clip_norm!r}")
-    return float(clip_norm)
+    if clip_norm is not None:
+        CLIP_NORM.check("clip norm", clip_norm)
+    return clip_norm
 
 
 def checked_robust(robust: Robust) -> Robust:
     """The setting itself. Raises ConfigError for what is neither."""
-    if robust is None or robust == "median" or (isinstance(robust, int) and robust >= 0):
-        return robust
-    raise ConfigError(f"robust merge must be median or a count of outliers >= 0, not {robust!r}")
+    if robust is not None:
+        ROBUST_OR_MEAN.check("robust merge", robust)
+    return robust
 
 
-def clip_factors(clip_norm: float | Literal["median"], norms: Sequence[float]) -> list[float]:
+def clip_factors(clip_norm: float | Median, norms: Sequence[float]) -> list[float]:
     """Factor of each delta, given the norms of all of a round: 1.0 leaves it alone."""
     limit = statistics.median(norms) if clip_norm == "median" else clip_norm
     return [limit / n if n > limit else 1.0 for n in norms]

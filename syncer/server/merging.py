@@ -14,8 +14,7 @@ from syncer.config import Config
 from syncer.core import actions, events
 from syncer.errors import ConfigError, NumericsError
 from syncer.layout import ISO, Layout
-from syncer.merge import FragmentStore
-from syncer.merge.correction import HelocoConstants
+from syncer.merge import FragmentStore, HelocoConstants
 from syncer.merge.folds import Fold
 from syncer.merge.versions import FragmentVersion
 from syncer.server.ingest import Decoded

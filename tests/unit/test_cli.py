@@ -54,3 +54,16 @@ def test_the_server_module_takes_the_same_flags():
     assert done.returncode == 2
     assert done.stderr == (
         "syncer: --learners 0 cannot be used: give a whole number between 1 and 4294967295\n")
+
+
+@pytest.mark.parametrize("words", [
+    "--help", "--version", "serve --help", "serve --learners 0 --total-steps 1", "demo --help"])
+def test_what_only_answers_loads_neither_numpy_nor_compiled_modules(words):
+    code = ("import sys; from syncer.cli import main\n"
+            "try: main(sys.argv[1:])\n"
+            "except SystemExit: pass\n"
+            "print(*(m.__name__ for m in list(sys.modules.values()) if m.__name__ == 'numpy' or "
+            "m.__name__.startswith('syncer.') and m.__file__.endswith('.so')), sep='\\n')")
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True,
+                          text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1:] in ([], [""]), done.stdout

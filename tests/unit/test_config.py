@@ -1,58 +1,117 @@
-"""Rules of the configuration and its profile hash, against the published golden values."""
+"""Rules of the configuration and its profile hash, against the published golden values.
+
+Every row of the table is walked: both ends of its range, what it needs, its part in the hash.
+"""
 
 import dataclasses
+import hashlib
 import math
+import struct
 
 import pytest
 
-from syncer.config import Config, is_loopback, semantic_profile_hash
+from syncer.config import OPTIONS, RULES, Config, is_loopback
 from syncer.errors import ConfigError
-
-PROFILE = dict(
-    learners=2, quorum=1, grace_ms=1000, grace_gamma=0.8, grace_tau=2.0, pipeline=2,
-    min_round_interval_ms=0, sync_interval_steps=24.0, heloco=True, quorum_timeout_s=900,
-    final_ack_timeout_s=900, total_steps=8, outer_lr=0.7, outer_momentum=0.9, max_base_lag=None,
-    equal_weights=False, require_binding=False)
+from syncer.options import flag
+from syncer.profile import At
+from tests.unit.rows import another, companions, ends
 
 EXACT = dict(fold="exact", learner_weight="equal", delta_correction="none", quorum=2)
 FIXED = dict(max_base_lag=0, quorum=2, grace_ms=0)
+STRICT = dict(FIXED, delta_correction="none", learner_weight="equal", require_profile_binding=True,
+              checkpoint_path="c", checkpoint_every=1, mark_final_checkpoint=True)
 
 
 def config(**changes) -> Config:
     return Config(**{"learners": 2, "total_steps": 8, **changes})
 
 
+def refusal(**changes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(**changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def published_bytes(run: Config) -> bytes:
+    """What is hashed of a run without later features, written apart from the rows."""
+    def optional(value):
+        return b"\0" if value is None else b"\1" + struct.pack("<Q", value)
+
+    encoded = b"yeto-syncer-semantic-profile-v1\0" + struct.pack(
+        "<IIQddIQdBQQQB", run.learners, run.quorum, run.grace_ms, run.grace_gamma, run.grace_tau,
+        run.pipeline, run.min_round_interval_ms, run.sync_interval_steps,
+        run.delta_correction == "heloco", run.quorum_timeout_s, run.final_ack_timeout_resolved_s,
+        run.total_steps, 0)
+    encoded += struct.pack(
+        "<ffBQBB", run.outer_lr, run.outer_momentum, run.checkpoint_path is not None,
+        run.checkpoint_every, run.resume, run.mark_final_checkpoint)
+    encoded += optional(run.learner_budget_steps) + optional(run.max_base_lag)
+    encoded += struct.pack("<BB", run.learner_weight == "equal", run.require_profile_binding)
+    return encoded
+
+
+# ----------------------------------------------------------------------------------- the hash
 def test_profile_hash_of_defaults_is_the_published_one():
-    digest = semantic_profile_hash(**PROFILE)
-    assert digest.hex() == "55e86bece77c9d93a4845fd0ccc74e25aa1afe66f4c308bb0faf897e694fe747"
+    assert config().profile_hash.hex() == (
+        "55e86bece77c9d93a4845fd0ccc74e25aa1afe66f4c308bb0faf897e694fe747")
 
 
 def test_profile_hash_with_every_optional_part_is_the_published_one():
-    digest = semantic_profile_hash(**PROFILE | dict(
-        quorum=2, grace_ms=0, heloco=False, max_base_lag=0, equal_weights=True,
-        require_binding=True, checkpoint=True, checkpoint_every=1, resume=True, mark_final=True))
-    assert digest.hex() == "b904a25c417a24deef77b8526c4e982a13a35c65d331a4cafb74e579b584d4b7"
-
-
-def test_the_published_hash_from_a_configuration():
-    run = config(quorum=2, grace_ms=0, delta_correction="none", max_base_lag=0,
-                 learner_weight="equal", require_profile_binding=True, checkpoint_path="c",
-                 checkpoint_every=1, resume=True, mark_final_checkpoint=True)
-    assert run.profile_hash.hex() == (
+    assert config(**STRICT, resume=True).profile_hash.hex() == (
         "b904a25c417a24deef77b8526c4e982a13a35c65d331a4cafb74e579b584d4b7")
+
+
+@pytest.mark.parametrize("change", [
+    {}, STRICT, dict(STRICT, resume=True), dict(learners=70_000, quorum=69_999),
+    dict(grace_ms=2**33, grace_gamma=0.3, grace_tau=1e-9), dict(pipeline=9, total_steps=2**40),
+    dict(min_round_interval_ms=2**35, sync_interval_steps=0.1), dict(quorum_timeout_s=7),
+    dict(quorum_timeout_s=7, final_ack_timeout_s=9), dict(outer_lr=0.1, outer_momentum=0.3),
+    dict(checkpoint_path="c", learner_budget_steps=0xDEADBEEF), dict(max_base_lag=2**40),
+    dict(learner_weight="equal"), dict(require_profile_binding=True), dict(merge_threads=3),
+])
+def test_a_run_without_later_features_has_the_published_hash(change):
+    run = config(**change)
+    assert run.profile_hash == hashlib.sha256(published_bytes(run)).digest()
+
+
+def test_the_published_fields_have_one_place_each():
+    places = [option.hashed.position for option in OPTIONS if isinstance(option.hashed, At)]
+    assert sorted(places) == [n for n in range(1, 24) if n != 13]  # which this server never sets
+
+
+def test_later_features_add_name_and_value_sorted_by_name():
+    run = config(late_carry=True, carry_gamma=0.25, outer_optimizer="sgd", clip_norm=1.5)
+    later = (b"carry_gamma\x000.25\0" b"clip_norm\x001.5\0" b"late_carry\0True\0"
+             b"outer_optimizer\0sgd\0")
+    assert run.profile_hash == hashlib.sha256(published_bytes(run) + later).digest()
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_a_row_changes_the_hash_if_it_says_so(option):
+    context = {"learners": 4} | companions(option)
+    changed = config(**context | {option.name: another(option)[1]})
+    assert (changed.profile_hash != config(**context).profile_hash) == (option.hashed is not None)
+
+
+def test_a_resumed_run_saves_the_hash_of_a_fresh_one():
+    run = config(**STRICT, resume=True)
     fresh = dataclasses.replace(run, resume=False)
     assert fresh.profile_hash != run.profile_hash
     assert fresh.profile_hash == fresh.saved_profile_hash == run.saved_profile_hash
 
 
-def test_how_a_checkpoint_is_written_leaves_the_hash():
+@pytest.mark.parametrize("change", [
+    dict(checkpoint_path="d"), dict(background_checkpoint=True), dict(checkpoint_format="yeto-v3"),
+    dict(checkpoint_keep=3), dict(checkpoint_retries=3), dict(checkpoint_direct=True)])
+def test_how_a_checkpoint_is_written_leaves_the_hash(change):
     plain = config(checkpoint_path="c")
-    for change in (dict(checkpoint_path="d"), dict(background_checkpoint=True),
-                   dict(checkpoint_format="yeto-v3"), dict(checkpoint_keep=3),
-                   dict(checkpoint_retries=3), dict(checkpoint_direct=True)):
-        assert config(**dict(checkpoint_path="c") | change).profile_hash == plain.profile_hash
-    assert plain.profile_hash != config().profile_hash
-    assert plain.profile_hash != config(checkpoint_path="c", checkpoint_every=2).profile_hash
+    assert config(**dict(checkpoint_path="c") | change).profile_hash == plain.profile_hash
+
+
+@pytest.mark.parametrize("change", [{}, dict(checkpoint_path="c", checkpoint_every=2)])
+def test_when_a_checkpoint_is_written_changes_the_hash(change):
+    assert config(**change).profile_hash != config(checkpoint_path="c").profile_hash
 
 
 @pytest.mark.parametrize("change", [
@@ -164,37 +223,90 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
     (dict(host="example.org"), "--host example.org"),
 ])
 def test_unusable_values_are_refused_by_name(change, words):
-    with pytest.raises(ConfigError) as refusal:
-        config(**change)
-    assert words in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    assert words in refusal(**change)
 
 
-def test_default_config_has_the_published_hash():
-    assert config().profile_hash == semantic_profile_hash(**PROFILE)
+@pytest.mark.parametrize(("change", "address"), [
+    ({}, "127.0.0.1"), (dict(island_hmac_key="k"), "0.0.0.0"),
+    (dict(allow_unauthenticated=True), "0.0.0.0"),
+    (dict(host="0.0.0.0", island_hmac_key="k"), "0.0.0.0"), (dict(host="::1"), "::1")])
+def test_who_may_listen_beyond_this_machine(change, address):
+    assert config(**change).bind_host == address
 
 
-def test_who_may_listen_beyond_this_machine():
-    assert config().bind_host == "127.0.0.1"
-    assert config(island_hmac_key="k").bind_host == "0.0.0.0"
-    assert config(allow_unauthenticated=True).bind_host == "0.0.0.0"
-    assert config(host="0.0.0.0", island_hmac_key="k").bind_host == "0.0.0.0"
-    assert config(host="::1").bind_host == "::1"
-    assert [is_loopback(h) for h in ("localhost", "127.9.9.9", "::1", "10.0.0.1", "me")] == [
-        True, True, True, False, False]
+@pytest.mark.parametrize(("host", "here"), [
+    ("localhost", True), ("127.9.9.9", True), ("::1", True), ("10.0.0.1", False), ("me", False)])
+def test_what_is_known_to_stay_on_this_machine(host, here):
+    assert is_loopback(host) == here
 
 
-def test_fixed_roster_needs_all_three():
-    assert config(**FIXED).fixed_roster
-    assert config(**EXACT).fold == "exact"
-    for change in (dict(max_base_lag=1), dict(quorum=1), dict(grace_ms=1)):
-        assert not config(**FIXED | change).fixed_roster
+@pytest.mark.parametrize("change", [FIXED, EXACT | FIXED])
+def test_a_fixed_roster_is_all_three_of_it(change):
+    assert config(**change).fixed_roster
+
+
+@pytest.mark.parametrize("change", [dict(max_base_lag=1), dict(quorum=1), dict(grace_ms=1)])
+def test_two_of_three_are_no_fixed_roster(change):
+    assert not config(**FIXED | change).fixed_roster
 
 
 def test_the_key_never_shows():
     assert "hunter2" not in repr(config(island_hmac_key="hunter2"))
 
 
-def test_final_ack_timeout_follows_the_quorum_timeout():
-    assert config(quorum_timeout_s=7).final_ack_timeout_resolved_s == 7
-    assert config(quorum_timeout_s=7, final_ack_timeout_s=9).final_ack_timeout_resolved_s == 9
+@pytest.mark.parametrize(("given", "resolved"), [(None, 7), (9, 9)])
+def test_final_ack_timeout_follows_the_quorum_timeout(given, resolved):
+    run = config(quorum_timeout_s=7, final_ack_timeout_s=given)
+    assert run.final_ack_timeout_resolved_s == resolved
+
+
+# --------------------------------------------------------------------------------- every row
+def admitted_ends():
+    return [pytest.param(option, value, id=f"{option.name} {value}")
+            for option in OPTIONS for value in ends(option.values)[0]]
+
+
+def refused_ends():
+    return [pytest.param(option, value, id=f"{option.name} {value}")
+            for option in OPTIONS for value in ends(option.values)[1]]
+
+
+@pytest.mark.parametrize(("option", "value"), admitted_ends())
+def test_a_row_admits_its_ends(option, value):
+    option.check(value)
+
+
+@pytest.mark.parametrize(("option", "value"), refused_ends())
+def test_a_row_refuses_what_is_beyond_its_ends(option, value):
+    words = refusal(**{option.name: value})
+    assert words.startswith(flag(option.name))
+    assert ": give " in words
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.default is not None],
+                         ids=lambda option: option.name)
+def test_only_a_setting_that_may_be_unset_is_none(option):
+    assert refusal(**{option.name: None}).startswith(f"{flag(option.name)} None cannot be used")
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.needs], ids=lambda option: option.name)
+def test_what_a_row_needs_is_asked_for_in_one_sentence(option):
+    lacking = {"learners": 4}
+    if option.needs.holds(config()):  # what it needs is the default: take that away
+        lacking[option.needs.name] = {"delta_correction": "none", "outer_optimizer": "sgd"}[
+            option.needs.name]
+    value = another(option)[1]
+    assert refusal(**lacking, **{option.name: value}) == (
+        f"{flag(option.name)} has no effect without {option.needs}: give both or neither")
+    assert getattr(config(learners=4, **companions(option), **{option.name: value}),
+                   option.name) == value
+
+
+def test_the_first_mistake_of_the_table_is_named():
+    assert refusal(pipeline=-1, quorum=0).startswith("--quorum 0 ")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_says_nothing_of_a_run_that_keeps_it(rule):
+    for run in (config(), config(**STRICT), config(**EXACT), config(**EXACT | FIXED)):
+        assert rule(run) is None

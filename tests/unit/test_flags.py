@@ -4,25 +4,13 @@ from dataclasses import fields
 
 import pytest
 
-from syncer.config import Config
+from syncer.config import OPTIONS, Config
 from syncer.errors import ConfigError
-from syncer.flags import OPTIONS, default_text, flag, markdown_table, parser, read_config
+from syncer.flags import default_text, markdown_table, parser, read_config
+from syncer.options import flag
+from tests.unit.rows import another, companions, texts
 
 RUN = ["--learners", "4", "--total-steps", "8"]
-
-CAPACITY = ["--quorum-capacity", "0.5"]
-COMPANIONS = {
-    "dn_period": ["--outer-optimizer", "delayed-nesterov"],
-    "dn_activation": ["--outer-optimizer", "delayed-nesterov"],
-    "carry_gamma": ["--late-carry"], "max_carry_lag": ["--late-carry"],
-    "carry_answers_round": ["--late-carry"], "q_min": CAPACITY, "learner_capacity": CAPACITY,
-    **{name: ["--checkpoint-path", "c"] for name in (
-        "background_checkpoint", "mark_final_checkpoint", "checkpoint_keep", "checkpoint_direct",
-        "checkpoint_format", "checkpoint_retries", "learner_budget_steps")},
-    "no_verify": ["--resume"],
-    "soft_deadline_s": CAPACITY, "robust": ["--quorum", "3"],
-}
-"""Flags without which one has no effect."""
 
 
 def refusal(argv, environ=None) -> str:
@@ -42,15 +30,33 @@ def test_defaults_are_those_of_the_config():
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_every_flag_reaches_its_field(option):
-    text, value = {"int": ("3", 3), "float": ("0.25", 0.25), "switch": (None, True),
-                   "digest": ("ab" * 32, b"\xab" * 32), "text": ("127.0.0.2", "127.0.0.2"),
-                   "path": ("f", "f"), "clip": ("2.5", 2.5), "robust": ("trimmed-mean:1", 1),
-                   "capacities": ("0=2,3=0.5", ((0, 2.0), (3, 0.5)))}[option.kind]
-    if option.choices:
-        text = value = option.choices[-1]
-    argv = [flag(option.name)] if text is None else [flag(option.name), text]
-    argv += COMPANIONS.get(option.name, [])
-    assert getattr(read_config([*RUN, *argv], {}), option.name) == value
+    text, value = another(option)
+    argv = [flag(option.name)] if value is True else [flag(option.name), text]
+    given = read_config([*RUN, *texts(companions(option)), *argv], {})
+    assert getattr(given, option.name) == value
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_variable_reaches_its_field(option):
+    text, value = another(option)
+    given = read_config([*RUN, *texts(companions(option))] if not option.required else RUN[2:]
+                        if option.name == "learners" else RUN[:2],
+                        {f"SYNCER_{option.name.upper()}": text})
+    assert getattr(given, option.name) == value
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_every_key_of_a_file_reaches_its_field(option, tmp_path):
+    text, value = another(option)
+    written = text if type(value) in (int, float, bool) and option.values.toml != (str,) else (
+        f'"{text}"')
+    file = tmp_path / "run.toml"
+    file.write_text(f"{flag(option.name)[2:]} = {written}\n")
+    argv = [*texts(companions(option)), "--config", str(file)]
+    for name in ("learners", "total_steps"):
+        if name != option.name:
+            argv += [flag(name), "4"]
+    assert getattr(read_config(argv, {}), option.name) == value
 
 
 def test_command_line_beats_environment_beats_file(tmp_path):
@@ -63,17 +69,27 @@ def test_command_line_beats_environment_beats_file(tmp_path):
     assert (config.outer_lr, config.allow_unauthenticated, config.log_level) == (1, True, "debug")
 
 
-def test_key_variables_in_order_and_empty_is_unset():
-    both = {"SYNCER_HMAC_KEY": "new", "YETO_ISLAND_HMAC_KEY": "old"}
-    assert read_config(RUN, both).island_hmac_key == "new"
-    assert read_config(RUN, both | {"SYNCER_HMAC_KEY": ""}).island_hmac_key == "old"
-    assert read_config([*RUN, "--island-hmac-key", "flag"], both).island_hmac_key == "flag"
-    assert read_config(RUN, {"SYNCER_HMAC_KEY": ""}).island_hmac_key is None
+@pytest.mark.parametrize(("argv", "new", "old", "key"), [
+    ([], "new", "old", "new"), ([], "", "old", "old"), ([], "", "", None),
+    (["--island-hmac-key", "flag"], "new", "old", "flag")])
+def test_key_variables_in_order_and_empty_is_unset(argv, new, old, key):
+    given = read_config([*RUN, *argv], {"SYNCER_HMAC_KEY": new, "YETO_ISLAND_HMAC_KEY": old})
+    assert given.island_hmac_key == key
 
 
-def test_older_names_of_the_open_switch():
-    assert read_config(RUN, {"YETO_SYNCER_ALLOW_UNAUTHENTICATED": "1"}).allow_unauthenticated
+def test_the_variable_of_the_flag_comes_before_its_older_names():
+    environ = {"SYNCER_ISLAND_HMAC_KEY": "mine", "SYNCER_HMAC_KEY": "other"}
+    assert read_config(RUN, environ).island_hmac_key == "mine"
+
+
+def test_an_older_flag_of_the_open_switch():
     assert read_config([*RUN, "--allow-unauthenticated-islands"], {}).allow_unauthenticated
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("true", True), ("0", False)])
+def test_an_older_variable_of_the_open_switch(text, value):
+    given = read_config(RUN, {"YETO_SYNCER_ALLOW_UNAUTHENTICATED": text})
+    assert given.allow_unauthenticated == value
 
 
 @pytest.mark.parametrize(("argv", "words"), [
@@ -98,13 +114,20 @@ def test_refusals_name_flag_value_and_remedy(argv, words):
     assert words in refusal(argv)
 
 
-def test_refusals_say_where_a_value_came_from(tmp_path):
+def test_a_refusal_names_the_environment():
     assert "--quorum is set in the environment" in refusal(RUN, {"SYNCER_QUORUM": "9"})
+
+
+def test_a_refusal_of_a_text_names_its_variable():
     assert "environment variable SYNCER_QUORUM 'x'" in refusal(RUN, {"SYNCER_QUORUM": "x"})
+
+
+@pytest.mark.parametrize(("argv", "named"), [([], True), (["--quorum", "8"], False)])
+def test_a_refusal_names_the_file_if_the_value_is_from_there(argv, named, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("quorum = 9\n")
-    assert f"--quorum is set in {file}" in refusal([*RUN, "--config", str(file)])
-    assert "set in" not in refusal([*RUN, "--config", str(file), "--quorum", "8"])
+    words = refusal([*RUN, "--config", str(file), *argv])
+    assert (f"--quorum is set in {file}" in words) == named
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -118,6 +141,8 @@ def test_refusals_say_where_a_value_came_from(tmp_path):
     ("[table]\nx = 1", "key 'table'"),
     ("quorum = ", "is not a TOML file"),
     ("\x00", "is not a TOML file"),
+    (f"outer-lr = {'9' * 400}", "cannot be used: give a finite f32 number"),
+    (f"quorum = {'9' * 5000}", "is not a TOML file"),
 ])
 def test_bad_files_are_refused_by_key(tmp_path, text, words):
     file = tmp_path / "run.toml"
@@ -125,11 +150,12 @@ def test_bad_files_are_refused_by_key(tmp_path, text, words):
     assert words in refusal([*RUN, "--config", str(file)])
 
 
-def test_unwritable_outputs_are_refused_before_anything_starts(tmp_path):
-    assert "is a directory" in refusal([*RUN, "--final-state", str(tmp_path)])
-    lost = tmp_path / "no" / "tape.jsonl"
-    assert "does not exist" in refusal([*RUN, "--event-tape", str(lost)])
-    assert not lost.parent.exists()
+@pytest.mark.parametrize("name", ["--final-state", "--event-tape", "--checkpoint-path"])
+@pytest.mark.parametrize(("place", "words"), [("", "is a directory"),
+                                              ("no/file", "does not exist")])
+def test_unwritable_outputs_are_refused_before_anything_starts(name, place, words, tmp_path):
+    assert words in refusal([*RUN, name, str(tmp_path / place)])
+    assert not list(tmp_path.iterdir())
 
 
 def test_help_fits_80_columns_and_shows_every_flag_with_its_default(monkeypatch):

@@ -103,7 +103,7 @@ def test_settings_that_need_every_push_at_once_are_refused():
         store_of(delta_correction="heloco").fold(0, "exact", [0])
     with pytest.raises(ConfigError, match="neither a delta correction nor iso"):
         store_of(ISO, (6,), ((2, 3),)).fold(0, "exact", [0])
-    with pytest.raises(ConfigError, match="choose batch, exact or streaming"):
+    with pytest.raises(ConfigError, match="give batch or exact or streaming"):
         store_of().fold(0, "lazy")
 
 

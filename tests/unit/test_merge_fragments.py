@@ -10,7 +10,8 @@ import pytest
 
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.merge import FragmentStore, HelocoConstants
+from syncer.merge import OPTIMIZERS, FragmentStore, HelocoConstants
+from syncer.ranges import OUTER_OPTIMIZER
 from tests.golden import merge_reference as reference
 
 F32 = np.float32
@@ -206,13 +207,21 @@ def test_publishing_needs_the_version_the_merge_started_from():
     assert store.live_buffers == 2
 
 
-def test_unknown_optimizer_and_missing_fragment():
-    with pytest.raises(ConfigError, match="choose one of nesterov"):
-        store_of(outer_optimizer="adam")
-    with pytest.raises(ConfigError, match="activation"):
-        store_of(outer_optimizer="delayed-nesterov", dn_period=4, dn_activation=0.3)
-    with pytest.raises(ConfigError, match="period"):
-        store_of(outer_optimizer="delayed-nesterov", dn_period=0)
+@pytest.mark.parametrize(("settings", "words"), [
+    (dict(outer_optimizer="adam"), "give nesterov or delayed-nesterov or sgd"),
+    (dict(outer_optimizer="delayed-nesterov", dn_activation=0.3), "give at most 1/4"),
+    (dict(outer_optimizer="delayed-nesterov", dn_activation=1.5), "activation .* between 0 and 1"),
+    (dict(outer_optimizer="delayed-nesterov", dn_period=0), "period .* between 1 and")])
+def test_an_optimizer_that_cannot_be_is_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        store_of(**settings)
+
+
+def test_the_optimizers_are_those_of_the_flag():
+    assert tuple(OPTIMIZERS) == OUTER_OPTIMIZER.choices
+
+
+def test_missing_fragment():
     layout = Layout((FragmentLayout(AVG, (1,)),))
     with pytest.raises(InvariantViolation, match="no parameters yet"):
         FragmentStore(layout, lr=1.0, momentum=0.0).current(0)
@@ -371,14 +380,20 @@ def test_a_push_of_any_staleness_gives_the_same_correction():
     assert moved[0].tobytes() == moved[1].tobytes()
 
 
-def test_constants_out_of_range_are_refused():
-    for bad in ({"c_ok": 1.5}, {"k_s": -1.0}, {"kappa": float("nan")}, {"eps": 0.0},
-                {"beta_max": 2.0}, {"k_d": float("inf")}):
-        with pytest.raises(ConfigError, match=f"HeLoCo constant {next(iter(bad))} must be"):
-            store_of(delta_correction="heloco", heloco=HelocoConstants(**bad))
-    with pytest.raises(ConfigError, match="choose none or heloco"):
+@pytest.mark.parametrize(("name", "value"), [
+    ("c_ok", 1.5), ("k_s", -1.0), ("kappa", float("nan")), ("eps", 0.0), ("beta_max", 2.0),
+    ("k_d", float("inf"))])
+def test_constants_out_of_range_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"HeLoCo constant {name} {value} cannot be used: give"):
+        store_of(delta_correction="heloco", heloco=HelocoConstants(**{name: value}))
+
+
+def test_an_unknown_correction_is_refused():
+    with pytest.raises(ConfigError, match="give heloco or none"):
         store_of(delta_correction="yes")
-    # sgd keeps no momentum: nothing to correct against
+
+
+def test_without_a_momentum_there_is_nothing_to_correct_against():
     store = store_of(AVG, (2,), lr=1.0, outer_optimizer="sgd", delta_correction="heloco")
     assert commit(store, push([1, 2])).params.tolist() == [-1.0, -2.0]
 

@@ -1,0 +1,116 @@
+"""One flag is one row: what it may be, its default, what it needs, how it enters the profile hash.
+
+Must not know any flag: the rows are the fields of `config.Config`, each written with `setting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, dataclass_transform, overload
+
+from syncer.profile import At
+from syncer.values import Values
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+D = TypeVar("D")
+NO_DEFAULT = object()
+Group = Literal["run", "checkpoint", "network", "rounds", "merge", "log"]
+"""Where `--help` shows a setting."""
+
+
+def flag(name: str) -> str:
+    """The flag of a field: `grace_ms` -> `--grace-ms`."""
+    return "--" + name.replace("_", "-")
+
+
+class Need(NamedTuple):
+    """A setting without which another one has no effect: it is on, or has one of these values."""
+
+    name: str
+    values: tuple[str, ...] = ()
+    words: str = ""
+    """How a refusal names it, if not as flag and value."""
+
+    def holds(self, config: object) -> bool:
+        """Whether this configuration has it."""
+        value = getattr(config, self.name)
+        if self.values:
+            return value in self.values
+        return value is not None and value is not False
+
+    def __str__(self) -> str:
+        return self.words or " ".join([flag(self.name), *self.values])
+
+
+@dataclass(frozen=True)
+class Option(Generic[T_co]):
+    """One row: a field of `Config` as people write it."""
+
+    group: Group
+    values: Values[T_co]
+    help: str
+    _: KW_ONLY
+    metavar: str = ""
+    """Name of its value in `--help`; a switch has none, a choice shows its names instead."""
+    unset: str = ""
+    """What holds when nothing is given, where the default does not say it."""
+    needs: Need | None = None
+    """It has no effect without this one, and is refused then unless it has its default."""
+    hashed: At | Literal["by name"] | None = None
+    """Its place in the profile hash; "by name": of a later feature, there if not the default. None
+    where it changes neither what is merged nor when."""
+    spellings: tuple[str, ...] = ()
+    """Older flags for it."""
+    variables: tuple[str, ...] = ()
+    """Environment variables for it beside `SYNCER_<NAME>`, which wins."""
+    secret: bool = False
+    """Its value is never shown."""
+    name: str = ""
+    """Filled in from the field, as is `default`."""
+    default: object = NO_DEFAULT
+    """NO_DEFAULT where it must be given, or is computed when it is not."""
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no run without it."""
+        return self.default is NO_DEFAULT and not self.unset
+
+    def check(self, value: object) -> None:
+        """Raises `ConfigError` for a value that the flag may not have; None only as default."""
+        if value is not None or self.default is not None:
+            self.values.check(flag(self.name), value)
+
+    def without_effect(self, config: object) -> bool:
+        """Whether this configuration sets it although what it needs is not there."""
+        return (self.needs is not None and not self.needs.holds(config)
+                and getattr(config, self.name) != self.default)
+
+
+@overload
+def setting(*, row: Option[T]) -> T: ...
+@overload
+def setting(*, default: D, row: Option[T]) -> T | D: ...
+@overload
+def setting(*, default_factory: Callable[[], T], row: Option[T]) -> T: ...
+def setting(*, default: Any = MISSING, default_factory: Any = MISSING, row: Any) -> Any:
+    """A field with its row: required, with a default, or with one that is computed at the start."""
+    about, shown = {"row": row}, not row.secret
+    if default_factory is not MISSING:
+        return field(default_factory=default_factory, metadata=about, repr=shown)
+    return field(default=default, metadata=about, repr=shown)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting,))
+def settings(table: type[T]) -> type[T]:
+    """Makes a class whose fields are rows a frozen dataclass."""
+    return dataclass(frozen=True, kw_only=True)(table)
+
+
+def rows_of(table: type[Any]) -> tuple[Option[Any], ...]:
+    """The rows of such a class, in the order they are written."""
+    return tuple(
+        replace(f.metadata["row"], name=f.name,
+                default=NO_DEFAULT if f.default is MISSING else f.default)
+        for f in fields(table))

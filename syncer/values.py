@@ -1,0 +1,258 @@
+"""Kinds of values: how a text is read, what is admitted, and how a refusal says it.
+
+Must not name any setting: which setting takes which kind is config.py's, or, where more than one
+room knows it, ranges.py's.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Generic, Literal, TypeGuard, TypeVar
+
+from syncer.errors import ConfigError
+
+U32, I63 = 2**32 - 1, 2**63 - 1
+Median = Literal["median"]
+T_co = TypeVar("T_co", covariant=True)
+
+
+def refusal(what: str, value: object, words: str) -> ConfigError:
+    """The one sentence about a value that is not admitted."""
+    return ConfigError(f"{what} {value} cannot be used: give {words}")
+
+
+class Values(Generic[T_co]):
+    """What a setting may be; `T_co` is the type of an admitted value."""
+
+    words: str
+    """What is admitted, in the words of a refusal."""
+    written: str
+    """What a text has to look like, in the words of a refusal."""
+    choices: tuple[str, ...] = ()
+    """All there is to choose from, if it is a list of names."""
+    toml: tuple[type, ...] = (str,)
+    toml_words = "a string"
+
+    def parse(self, text: str) -> object:
+        """The value that a text stands for, admitted or not. Raises ValueError if it is none."""
+        raise NotImplementedError
+
+    def admits(self, value: object) -> TypeGuard[T_co]:
+        """Whether a setting may have this value."""
+        raise NotImplementedError
+
+    def read(self, origin: str, text: str) -> object:
+        """As `parse`. Raises `ConfigError`, which names `origin`: a flag, a variable, a key."""
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise refusal(origin, repr(text), self.written) from None
+
+    def check(self, what: str, value: object) -> None:
+        """Raises `ConfigError` for a value that is not admitted; `what` is who has it."""
+        if not self.admits(value):
+            raise refusal(what, value, self.words)
+
+
+class Whole(Values[int]):
+    """Whole numbers from `low` to `high`, both admitted."""
+
+    written = "a whole number"
+    toml = (int,)
+    toml_words = written
+
+    def __init__(self, low: int, high: int = I63):
+        self.low, self.high = low, high
+        self.words = "a whole number " + (
+            f">= {low}" if high == I63 else f"between {low} and {high}")
+
+    def parse(self, text: str) -> int:
+        return int(text)
+
+    def admits(self, value: object) -> TypeGuard[int]:
+        return type(value) is int and self.low <= value <= self.high
+
+
+class Real(Values[float]):
+    """Numbers from `low` to `high`, both admitted."""
+
+    written = "a number"
+    toml = (int, float)
+    toml_words = written
+
+    def __init__(self, low: float, high: float):
+        self.low, self.high = low, high
+        self.words = f"a number between {low:g} and {high:g}"
+
+    def parse(self, text: str) -> float:
+        return float(text)
+
+    def admits(self, value: object) -> TypeGuard[float]:
+        return is_real(value) and self.low <= value <= self.high
+
+
+class Single(Values[float]):
+    """Numbers that are used as f32: as such they are finite, >= 0 and less than `below`."""
+
+    written = Real.written
+    toml = Real.toml
+    toml_words = Real.toml_words
+
+    def __init__(self, below: float = math.inf):
+        self.below = below
+        self.words = ("a finite f32 number >= 0" if below == math.inf else
+                      f"a number >= 0 that is below {below:g} also as f32")
+
+    def parse(self, text: str) -> float:
+        return float(text)
+
+    def admits(self, value: object) -> TypeGuard[float]:
+        return is_real(value) and 0.0 <= as_f32(value) < self.below
+
+
+class MedianOrNorm(Values[float | Median]):
+    """The word median, or a finite number above 0."""
+
+    words = "median or a norm above 0"
+    written = words
+
+    def parse(self, text: str) -> float | str:
+        return text if text == "median" else float(text)
+
+    def admits(self, value: object) -> TypeGuard[float | Median]:
+        return value == "median" or (is_real(value) and value > 0.0)
+
+
+class MedianOrTrim(Values[int | Median]):
+    """The word median, or how many values a trimmed mean drops at each end: `least` or more."""
+
+    written = "median or trimmed-mean:F, for example trimmed-mean:1"
+
+    def __init__(self, least: int):
+        self.least = least
+        self.words = f"median or trimmed-mean:F with F >= {least}"
+
+    def parse(self, text: str) -> int | str:
+        return text if text == "median" else int(text.removeprefix("trimmed-mean:"))
+
+    def admits(self, value: object) -> TypeGuard[int | Median]:
+        return value == "median" or (type(value) is int and value >= self.least)
+
+
+class Verbatim(Values[T_co]):
+    """Values that are their own text."""
+
+    def parse(self, text: str) -> str:
+        return text
+
+    def read(self, origin: str, text: str) -> object:
+        if not text:
+            raise ConfigError(f"{origin} is empty: give a value or leave it out")
+        return text
+
+
+class Text(Verbatim[str]):
+    """Any text."""
+
+    words = "a text"
+
+    def admits(self, value: object) -> TypeGuard[str]:
+        return isinstance(value, str)
+
+
+class OutputFile(Text):
+    """The path of a file that is going to be written."""
+
+
+class Choice(Verbatim[T_co]):
+    """One of a few names."""
+
+    def __init__(self, names: Sequence[T_co]):
+        self.choices = tuple(str(name) for name in names)
+        self.words = " or ".join(self.choices)
+
+    def admits(self, value: object) -> TypeGuard[T_co]:
+        return value in self.choices
+
+
+class Switch(Values[bool]):
+    """On or off."""
+
+    words = "true or false"
+    written = "1 or 0 (true or false)"
+    toml = (bool,)
+    toml_words = words
+
+    def parse(self, text: str) -> bool:
+        values = {"1": True, "true": True, "0": False, "false": False}
+        if text.lower() not in values:
+            raise ValueError(text)
+        return values[text.lower()]
+
+    def admits(self, value: object) -> TypeGuard[bool]:
+        return type(value) is bool
+
+
+class Digest(Values[bytes]):
+    """32 bytes."""
+
+    words = "32 bytes as 64 hexadecimal digits"
+    written = "64 hexadecimal digits"
+
+    def parse(self, text: str) -> bytes:
+        if len(text) != 64:
+            raise ValueError(text)
+        return bytes.fromhex(text)
+
+    def admits(self, value: object) -> TypeGuard[bytes]:
+        return type(value) is bytes and len(value) == 32
+
+    def check(self, what: str, value: object) -> None:
+        if isinstance(value, bytes) and len(value) != 32:
+            raise ConfigError(f"{what} has {len(value)} bytes: give {self.words}")
+        super().check(what, value)
+
+
+class PerLearner(Values[tuple[tuple[int, float], ...]]):
+    """A number for each of some learners, by id."""
+
+    written = "pairs like 0=2,1=0.5"
+    words = written
+
+    def __init__(self, each: Real):
+        self.each = each
+
+    def parse(self, text: str) -> tuple[tuple[int, float], ...]:
+        pairs = [item.split("=") for item in text.split(",")]
+        return tuple((int(learner), float(number)) for learner, number in pairs)
+
+    def admits(self, value: object) -> TypeGuard[tuple[tuple[int, float], ...]]:
+        return (isinstance(value, tuple)
+                and all(isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is int
+                        and self.each.admits(pair[1]) for pair in value))
+
+    def check(self, what: str, value: object) -> None:
+        for pair in value if isinstance(value, tuple) else ():
+            if isinstance(pair, tuple) and len(pair) == 2 and not self.each.admits(pair[1]):
+                raise refusal(what, f"{pair[0]}={pair[1]}", self.each.words)
+        super().check(what, value)
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Whether it is a number that is finite as f64; a truth value is none."""
+    try:
+        return (isinstance(value, int | float) and not isinstance(value, bool)
+                and math.isfinite(value))
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
+
+
+def as_f32(value: float) -> float:
+    """The value as merges will use it: rounded to f32, infinite when it does not fit."""
+    try:
+        rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.inf
+    return rounded

@@ -1,0 +1,99 @@
+"""What the tests of flags need to walk every row: values at the ends, another value, companions."""
+
+import math
+
+from syncer.config import OPTIONS
+from syncer.values import (
+    Choice,
+    Digest,
+    MedianOrNorm,
+    MedianOrTrim,
+    OutputFile,
+    PerLearner,
+    Real,
+    Single,
+    Switch,
+    Text,
+    Whole,
+)
+
+LARGEST_F32 = math.nextafter(2.0**128 - 2.0**103, 0)
+"""The largest number that is rounded to a finite f32, and the one that is rounded below 1."""
+LARGEST_BELOW_1 = math.nextafter(1.0 - 2.0**-25, 0)
+
+
+def below(number):
+    return number - 1 if isinstance(number, int) else math.nextafter(number, -math.inf)
+
+
+def above(number):
+    return number + 1 if isinstance(number, int) else math.nextafter(number, math.inf)
+
+
+def ends_of_reals(values):
+    low, high = float(values.low), float(values.high)
+    return [low, high], [below(low), above(high), math.nan, str(low), True]
+
+
+def ends_of_singles(values):
+    high = LARGEST_BELOW_1 if values.below == 1.0 else LARGEST_F32
+    return [0, -(2.0**-150), high], [below(-(2.0**-150)), above(high), math.nan, False]
+
+
+def ends_per_learner(values):
+    admitted, refused = ends_of_reals(values.each)
+    return ([(), *(((0, number),) for number in admitted)],
+            [*(((0, number),) for number in refused), ((0.0, 1.0),), ((0,),), [(0, 1.0)], 3])
+
+
+ENDS = {
+    Whole: lambda kind: ([kind.low, kind.high],
+                         [below(kind.low), above(kind.high), float(kind.low), True]),
+    Real: ends_of_reals,
+    Single: ends_of_singles,
+    PerLearner: ends_per_learner,
+    MedianOrNorm: lambda _: (["median", 5e-324, 1.7e308], ["mean", 0.0, math.inf, True]),
+    MedianOrTrim: lambda kind: (["median", kind.least, 10**9],
+                                ["mean", below(kind.least), 1.0, True]),
+    Choice: lambda kind: (kind.choices, ["", "zz", kind.choices[0].upper(), 0]),
+    Switch: lambda _: ([True, False], [1, "true"]),
+    Digest: lambda _: ([bytes(32)], [bytes(31), bytes(33), "00" * 32]),
+    Text: lambda _: (["x"], [3, b"x"]),
+    OutputFile: lambda _: (["x"], [3, b"x"]),
+}
+OTHERS = {
+    Whole: ("3", 3), Real: ("0.25", 0.25), Single: ("0.5", 0.5), MedianOrNorm: ("2.5", 2.5),
+    MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True), OutputFile: ("f", "f"),
+    Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
+    Text: ("127.0.0.2", "127.0.0.2"),
+}
+
+
+def ends(values):
+    """Values of this kind that are admitted, and values just beyond that are refused."""
+    return ENDS[type(values)](values)
+
+
+def another(option):
+    """A value that is not the default, as text and as the configuration has it."""
+    choices = option.values.choices
+    return (choices[-1], choices[-1]) if choices else OTHERS[type(option.values)]
+
+
+BY_NAME = {option.name: option for option in OPTIONS}
+ON = {"late_carry": True, "quorum_capacity": 0.5, "checkpoint_path": "c", "resume": True}
+
+
+def companions(option):
+    """Settings that this one needs besides four learners, by name."""
+    found = {"quorum": 3} if option.name == "robust" else {}
+    if option.needs is not None:
+        name, values, _ = option.needs
+        found[name] = values[0] if values else ON[name]
+    return {name: value for name, value in found.items() if value != BY_NAME[name].default}
+
+
+def texts(settings):
+    """Settings as a command line."""
+    return [word for name, value in settings.items()
+            for word in [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])]
