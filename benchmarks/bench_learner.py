@@ -59,7 +59,7 @@ def test_sending(benchmark, size_mib, num_streams):
     session = Session(layout, bytes(32), learner=0, dtype=DTYPE_F32, num_streams=num_streams)
 
     def send() -> None:
-        receipt = client.send(session.init(0, body))
+        receipt = client.send(session.tensors.init(0, body))
         client.wait_for(lambda: receipt.settled)
         assert receipt.sent
 

@@ -26,7 +26,9 @@ from collections.abc import Callable
 from syncer import tcp
 from syncer.errors import ConfigError, LocalProtocolError, SyncerError
 from syncer.learner.client_group import ClientGroup, Receipt
-from syncer.learner.session import CONTROL, ConnectionFailed, Session, TensorMessage
+from syncer.learner.connection import CONTROL
+from syncer.learner.session import ConnectionFailed, Session
+from syncer.learner.tensor_messages import TensorMessage
 from syncer.wire.encode import chunk_count
 
 FIRST_TRY_S = 30.0

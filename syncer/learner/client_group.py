@@ -18,7 +18,8 @@ from typing import TypeAlias
 
 from syncer.errors import SyncerError
 from syncer.gather import advance
-from syncer.learner.session import CONTROL, Connection, Session
+from syncer.learner.connection import CONTROL, Connection
+from syncer.learner.session import Session
 
 Gather: TypeAlias = list[bytes | memoryview]
 """The buffers of one frame, in order."""
@@ -197,7 +198,7 @@ class ClientGroup:
                 return
             each.bytes_received += count
             for msg_type, payload in connection.received(stream, count):
-                inbound = session.parse(msg_type, payload)
+                inbound = connection.parse(msg_type, payload)
                 with self._lock:
                     if session.accept(connection, inbound):
                         self._changed.notify_all()

@@ -18,6 +18,7 @@ from syncer.errors import ConfigError, SyncerError
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
 from syncer.learner.fragment import Fragment
+from syncer.learner.initial_values import InitialValues
 from syncer.learner.partition import (
     NamedLayout,
     build_layout,
@@ -25,6 +26,7 @@ from syncer.learner.partition import (
     layout_fingerprint,
     save_layout,
 )
+from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Phase, Session
 from syncer.protocol import DTYPES, KEY_VARIABLES
 
@@ -99,16 +101,16 @@ class Learner:
             min_steps_per_sync=min_steps_per_sync)
         self._client = Client(self._session, address, connect_timeout_s=connect_timeout_s,
                               max_reconnects=max_reconnects)
-        self._buffers = _SendBuffers(max(
-            max(self._session.push_bytes(f), self._session.init_bytes(f))
-            for f in range(len(self._fragments))))
+        tensors = self._session.tensors
+        self._buffers = SendBuffers(max(max(tensors.push_bytes(f), tensors.init_bytes(f))
+                                        for f in range(len(self._fragments))))
         self._next_heartbeat_s = 0.0
         self._done = False
-        self._init = _InitProgress()
+        self._initial = InitialValues(
+            self._session, self._client, self._fragments, self._buffers)
         try:
             self._client.start()
-            if learner_id == 0:
-                self._send_init()
+            self._initial.send_all()
         except BaseException:
             self.close()
             raise
@@ -160,10 +162,10 @@ class Learner:
         while missing := [i for i, f in enumerate(self._fragments) if f.anchor is None]:
             if session.phase is not Phase.TRAINING:
                 return self._status(applied, ())
-            self._offer_init()
+            self._initial.offer()
             arrived = client.wait_for(
                 lambda: session.broadcasts or session.phase is not Phase.TRAINING
-                or self._init_can_go_on(), deadline - time.monotonic())
+                or self._initial.can_go_on(), deadline - time.monotonic())
             if not arrived:
                 raise SyncerError(f"no broadcast of fragments {missing} within {timeout_s:.0f} s: "
                                   "has the run started?")
@@ -209,7 +211,7 @@ class Learner:
         Broadcasts before pulls: a pull can overtake the broadcast it is based on.
         """
         applied = self._apply_broadcasts()
-        self._offer_init()
+        self._initial.offer()
         answered = self._answer_pulls()
         self._send_heartbeat()
         return self._status(applied, answered)
@@ -229,14 +231,14 @@ class Learner:
             due = self._session.due_pulls()
         answered = []
         for pull in due:
-            if not self._client.has_room(self._session.push_bytes(pull.fragment)):
+            if not self._client.has_room(self._session.tensors.push_bytes(pull.fragment)):
                 break  # it stays pending: the network is slower than the pulls
             with self._client.lock:
                 push = self._session.answer(pull)
             if push is not None:
-                delta = self._buffers.take(self._session.push_bytes(pull.fragment))
+                delta = self._buffers.take(self._session.tensors.push_bytes(pull.fragment))
                 self._fragments[pull.fragment].pack_delta(delta)
-                receipt = self._client.send(self._session.push(push, delta.data))
+                receipt = self._client.send(self._session.tensors.push(push, delta.data))
                 self._buffers.lend(receipt, delta)
                 if not receipt.dropped:
                     answered.append((pull.fragment, pull.step))
@@ -257,39 +259,6 @@ class Learner:
 
     # --- start and end ---------------------------------------------------------------------------
 
-    def _send_init(self) -> None:
-        """Learner 0's values of every fragment, in order; waits until the kernel has them."""
-        while self._init_is_wanted() and not self._init.all_sent(len(self._fragments)):
-            self._client.wait_for(lambda: self._init_can_go_on() or self._init.all_sent(
-                len(self._fragments)) or not self._init_is_wanted())
-            self._offer_init()
-
-    def _offer_init(self) -> None:
-        """Sends the next values of learner 0, two fragments under way at a time.
-
-        Until a first broadcast shows that the server has them, every new connection gets them from
-        the start: what the kernel took may not have arrived, or the server may be a fresh one, and
-        nobody else can bring them. A server that has them drops them.
-        """
-        session = self._session
-        while self._init_can_go_on():
-            index = self._init.begin(session.last_generation)
-            values = self._buffers.take(session.init_bytes(index))
-            self._fragments[index].pack_values(values)
-            receipt = self._client.send(session.init(index, values.data))
-            self._buffers.lend(receipt, values)
-            self._init.receipts.append(receipt)
-
-    def _init_is_wanted(self) -> bool:
-        session = self._session
-        return (session.learner == 0 and session.phase is Phase.TRAINING
-                and not any(session.accepted))
-
-    def _init_can_go_on(self) -> bool:
-        if not self._init_is_wanted() or not self._client.connected:
-            return False
-        return self._init.may_begin(self._session.last_generation, len(self._fragments))
-
     def _wait_for_cut(self, deadline: float, timeout_s: float) -> list[memoryview]:
         """The f32 bytes of every fragment of the final cut."""
         session, client = self._session, self._client
@@ -299,13 +268,13 @@ class Learner:
             self._boundary()
             if client.wait_for(self._has_work, min(deadline, report_s) - time.monotonic()):
                 with client.lock:
-                    cut = session.final_cut()
+                    cut = session.final.tensors()
                 if cut is not None:
                     return cut
                 continue
             with client.lock:
-                missing = f"fragments {session.missing_final_fragments()}"
-                if session.manifest is None:
+                missing = f"fragments {session.final.missing()}"
+                if session.final.manifest is None:
                     missing = "manifest"
             now = time.monotonic()
             if now >= deadline:
@@ -319,10 +288,10 @@ class Learner:
         """Whether a boundary, or the end of the wait for the cut, has something to do."""
         session = self._session
         if session.phase is not Phase.TRAINING:
-            return session.final_cut() is not None
+            return session.final.tensors() is not None
         due = session.due_pulls()
-        return bool(session.broadcasts) or self._init_can_go_on() or bool(
-            due and self._client.has_room(session.push_bytes(due[0].fragment)))
+        return bool(session.broadcasts) or self._initial.can_go_on() or bool(
+            due and self._client.has_room(session.tensors.push_bytes(due[0].fragment)))
 
     def _acknowledge(self, deadline: float) -> None:
         """Sends FINAL_ACK until its bytes were handed over; SHUTDOWN meanwhile counts as well."""
@@ -343,69 +312,6 @@ class Learner:
                 raise SyncerError(
                     f"FINAL_ACK could not be sent within {ACK_TIMEOUT_S:.0f} s: not connected; "
                     "the parameters are the final ones nevertheless")
-
-
-class _InitProgress:
-    """How far the initial values have got on the newest connection."""
-
-    UNDER_WAY_MAX = 2
-
-    def __init__(self) -> None:
-        self.generation: int | None = 0
-        self.receipts: list[Receipt] = []
-        """Of each fragment handed to this connection, in order."""
-
-    def may_begin(self, generation: int | None, fragments: int) -> bool:
-        """Whether one more fragment may be packed: never more than two wait for the network."""
-        if generation != self.generation:
-            return True
-        return len(self.receipts) < fragments and all(
-            receipt.settled for receipt in self.receipts[:1 - self.UNDER_WAY_MAX])
-
-    def begin(self, generation: int | None) -> int:
-        """The next fragment; a new connection starts at 0."""
-        if generation != self.generation:
-            self.generation = generation
-            self.receipts = []
-        return len(self.receipts)
-
-    def all_sent(self, fragments: int) -> bool:
-        """The kernel has the values of every fragment."""
-        return len(self.receipts) == fragments and all(
-            receipt.sent for receipt in self.receipts)
-
-
-class _SendBuffers:
-    """Memory for packed tensors that is used again: fresh pages cost more than packing.
-
-    At most two buffers of the largest message are kept. One that was lent for a message comes back
-    when that message was sent; that of a dropped message never does, since a writer of the ended
-    connection may still be reading it.
-    """
-
-    KEPT = 2
-
-    def __init__(self, largest_bytes: int):
-        self._largest_bytes = largest_bytes
-        self._free: list[np.ndarray] = []
-        self._lent: list[tuple[Receipt, np.ndarray]] = []
-
-    def take(self, size: int) -> np.ndarray:
-        """A uint8 array of `size` bytes, contents undefined."""
-        lent, self._lent = self._lent, []
-        for receipt, buffer in lent:
-            if receipt.sent:
-                self._free.append(buffer)
-            elif not receipt.dropped:
-                self._lent.append((receipt, buffer))
-        del self._free[self.KEPT:]
-        buffer = self._free.pop() if self._free else np.empty(self._largest_bytes, np.uint8)
-        return buffer[:size]
-
-    def lend(self, receipt: Receipt, array: np.ndarray) -> None:
-        """Says which message uses an array of `take`."""
-        assert array.base is not None  # `take` hands out views
-        self._lent.append((receipt, array.base))
 
 
 def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -23,50 +23,29 @@ reassembly, order of stripes) is a `Connection`; what outlives it is in `Session
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import deque
-from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
-from syncer.kernels import sha256
 from syncer.layout import Layout
-from syncer.protocol import DTYPE_BF16, Msg, bulk_dtype, tensor_bytes
-from syncer.wire.encode import (
-    chunk_message,
-    encode_data_hello,
-    encode_final_ack,
-    encode_heartbeat,
-    encode_hello,
-    init_head,
-    push_head,
-)
-from syncer.wire.frames import FrameReader, Reassembly
+from syncer.learner.connection import Connection, Inbound
+from syncer.learner.final_cut import FinalCut, is_news
+from syncer.learner.tensor_messages import TensorMessages
+from syncer.protocol import DTYPE_BF16
+from syncer.wire.encode import encode_final_ack, encode_heartbeat, encode_hello
 from syncer.wire.hello import Hello
-from syncer.wire.limits import Limits
 from syncer.wire.messages import (
     Bcast,
-    DataHello,
     FinalAck,
     FinalFragment,
     Heartbeat,
     Manifest,
     Pull,
     Push,
-    parse_bcast,
-    parse_error,
-    parse_final_fragment,
-    parse_manifest,
-    parse_pull,
-    parse_shutdown,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-CONTROL = 0
-"""Stream number of the control socket; data socket i is stream i + 1."""
 
 REFUSALS = (
     ("session mismatch", "layout_hash_mismatch"),
@@ -98,26 +77,6 @@ class Phase(Enum):
     SHUT_DOWN = "shut down"
 
 
-class Inbound(NamedTuple):
-    """One parsed frame of the server.
-
-    `message` is None for SHUTDOWN and the text of an ERROR; `digest` is the SHA-256 of the tensor
-    of a broadcast or final fragment, empty for others.
-    """
-
-    msg_type: int
-    message: Pull | Bcast | FinalFragment | Manifest | str | None
-    digest: bytes = b""
-
-
-class TensorMessage(NamedTuple):
-    """An outgoing tensor message; `body` must stay unchanged until it is sent."""
-
-    msg_type: int
-    head: bytes
-    body: memoryview
-
-
 def refusal(text: str) -> ConnectionFailed:
     """What an ERROR frame of this text means to a learner."""
     for prefix, metric in REFUSALS:
@@ -133,6 +92,9 @@ class Session:
     num_streams: data sockets, 0..256. contract: 32 bytes, the fingerprint if None. profile_hash:
     32 bytes or None. key: island key for the HELLO, or None. min_steps_per_sync: a pull is
     answered after that many steps on the exact anchor.
+    It is one state machine, hence its size: every method is something that happens to a learner,
+    or a question about where it stands. What it sends is made by `tensors`, what ends it is in
+    `final`.
     Raises `LocalProtocolError` for values that no HELLO can carry.
     """
 
@@ -154,8 +116,7 @@ class Session:
             fingerprint if contract is None else contract, profile_hash, num_streams, compat_group)
         encode_hello(self._hello, key)  # every check of a HELLO, before anything is dialed
         count = len(layout.fragments)
-        self._bulk_bytes = [tensor_bytes(f.numel, bulk_dtype(dtype)) for f in layout.fragments]
-        self._delta_bytes = [tensor_bytes(f.numel, dtype) for f in layout.fragments]
+        self.tensors = TensorMessages(learner, layout, dtype)
 
         self.connection: Connection | None = None
         self.error: SyncerError | None = None
@@ -165,11 +126,11 @@ class Session:
         self.accepted: list[tuple[int, bytes] | None] = [None] * count
         self.broadcasts: deque[Bcast] = deque()
         self.pulls: list[Pull] = []
-        self.manifest: Manifest | None = None
-        self._final: list[tuple[int, bytes, memoryview] | None] = [None] * count
+        self.final = FinalCut(count)
         self._applied: list[_Applied | None] = [None] * count
         self.last_generation: int | None = None
-        self._next_msg_id = 0
+        self.msg_ids = itertools.count()
+        """Numbers of chunked messages; none repeats in the life of a session."""
         self._unheard: set[int] = set()
         """Fragments of which the newest connection has brought no broadcast yet."""
 
@@ -212,28 +173,6 @@ class Session:
 
     # --- frames of the server --------------------------------------------------------------------
 
-    def parse(self, msg_type: int, payload: memoryview) -> Inbound:
-        """Parses and hashes one complete frame. Pure: may run beside any other call.
-
-        Raises `RemoteProtocolError` for a frame that a server of this session cannot send.
-        """
-        if msg_type == Msg.BCAST_FRAGMENT:
-            bcast = parse_bcast(payload, self.layout, self.dtype)
-            return Inbound(msg_type, bcast, sha256(bcast.tensor))
-        if msg_type == Msg.FINAL_FRAGMENT:
-            final = parse_final_fragment(payload, self.layout)
-            return Inbound(msg_type, final, sha256(final.tensor))
-        if msg_type == Msg.PULL_REQ:
-            return Inbound(msg_type, parse_pull(payload, self.layout))
-        if msg_type == Msg.FINAL_MANIFEST:
-            return Inbound(msg_type, parse_manifest(payload, self.layout))
-        if msg_type == Msg.SHUTDOWN:
-            parse_shutdown(payload)
-            return Inbound(msg_type, None)
-        if msg_type == Msg.ERROR:
-            return Inbound(msg_type, parse_error(payload))
-        raise RemoteProtocolError(f"a learner cannot receive message type {msg_type}")
-
     def accept(self, connection: Connection, inbound: Inbound) -> bool:
         """Takes a parsed frame into the state; True if it changed anything.
 
@@ -258,12 +197,12 @@ class Session:
                 self.pulls.append(message)
             return news
         if isinstance(message, FinalFragment):
-            news = _is_news(message, digest, self._final[message.fragment], "FINAL_FRAGMENT")
-            if news:
-                self._final[message.fragment] = message.version, digest, message.tensor
-            return news
+            return self.final.take(message, digest)
         if isinstance(message, Manifest):
-            return self._accept_manifest(message)
+            news = self.final.take_manifest(message)
+            if news:
+                self.phase = Phase.FINALIZING
+            return news
         if message is None:
             return self._accept_shutdown()
         raise refusal(message)
@@ -276,20 +215,10 @@ class Session:
             self._unheard.discard(message.fragment)
             if seen == (message.version, digest):
                 return False
-        elif not _is_news(message, digest, seen, "BCAST_FRAGMENT"):
+        elif not is_news(message, digest, seen, "BCAST_FRAGMENT"):
             return False
         self.accepted[message.fragment] = message.version, digest
         self.broadcasts.append(message)
-        return True
-
-    def _accept_manifest(self, manifest: Manifest) -> bool:
-        if self.manifest is not None:
-            if manifest == self.manifest:
-                return False
-            raise RemoteProtocolError(
-                f"FINAL_MANIFEST changed: first {self.manifest}, now {manifest}")
-        self.manifest = manifest
-        self.phase = Phase.FINALIZING
         return True
 
     def _accept_shutdown(self) -> bool:
@@ -354,152 +283,23 @@ class Session:
 
     # --- the final cut ---------------------------------------------------------------------------
 
-    def final_cut(self) -> list[memoryview] | None:
-        """The f32 bytes of every fragment, once the cache holds exactly the manifest's versions."""
-        if self.manifest is None:
-            return None
-        cut = [entry[2] for entry, version in zip(self._final, self.manifest.versions, strict=True)
-               if entry is not None and entry[0] == version]
-        return cut if len(cut) == len(self._final) else None
-
-    def missing_final_fragments(self) -> list[int]:
-        """Fragments whose final version has not arrived."""
-        versions = self.manifest.versions if self.manifest else [None] * len(self._final)
-        return [f for f, (entry, version) in enumerate(zip(self._final, versions, strict=True))
-                if entry is None or entry[0] != version]
-
     def acknowledge(self) -> bytes:
         """The FINAL_ACK frame; call it when the cut is applied, again for every resend.
 
         Raises `LocalProtocolError` while the cut is not complete.
         """
-        if self.manifest is None or self.final_cut() is None:
+        if self.final.manifest is None or self.final.tensors() is None:
             raise LocalProtocolError("FINAL_ACK before the whole final cut has arrived")
         if self.phase is Phase.FINALIZING:
             self.phase = Phase.ACKNOWLEDGING
-        return encode_final_ack(FinalAck(self.manifest.step))
-
-    # --- outgoing messages -----------------------------------------------------------------------
-
-    def init(self, fragment: int, tensor: Buffer) -> TensorMessage:
-        """INIT_PARAMS of one fragment; tensor: its bytes in the bulk dtype. Learner 0 only."""
-        if self.learner != 0:
-            raise LocalProtocolError(f"only learner 0 sends INIT_PARAMS, this is {self.learner}")
-        self._check_body("INIT_PARAMS", fragment, tensor, self._bulk_bytes)
-        return TensorMessage(Msg.INIT_PARAMS, init_head(fragment), memoryview(tensor))
-
-    def push(self, push: Push, delta: Buffer) -> TensorMessage:
-        """PUSH_FRAGMENT for an `answer`; delta: its bytes in the session dtype."""
-        self._check_body("PUSH_FRAGMENT", push.fragment, delta, self._delta_bytes)
-        return TensorMessage(Msg.PUSH_FRAGMENT, push_head(push), memoryview(delta))
+        return encode_final_ack(FinalAck(self.final.manifest.step))
 
     def heartbeat(self) -> bytes:
         """The HEARTBEAT frame for the steps made so far."""
         return encode_heartbeat(Heartbeat(self.learner, self.steps))
-
-    def push_bytes(self, fragment: int) -> int:
-        """Bytes of a delta of this fragment."""
-        return self._delta_bytes[fragment]
-
-    def init_bytes(self, fragment: int) -> int:
-        """Bytes of an INIT tensor of this fragment."""
-        return self._bulk_bytes[fragment]
-
-    def take_msg_id(self) -> int:
-        """Number of the next chunked message; never repeats in the life of this session."""
-        msg_id = self._next_msg_id
-        self._next_msg_id += 1
-        return msg_id
-
-    @staticmethod
-    def _check_body(name: str, fragment: int, body: Buffer, sizes: list[int]) -> None:
-        if not 0 <= fragment < len(sizes):
-            raise LocalProtocolError(
-                f"{name} for fragment {fragment}, the layout has {len(sizes)}")
-        found = memoryview(body).nbytes
-        if found != sizes[fragment]:
-            raise LocalProtocolError(
-                f"{name} fragment {fragment} has {found} bytes, expected {sizes[fragment]}")
-
-
-class Connection:
-    """One generation: what each of its sockets says first, reads, and carries.
-
-    Streams: 0 is the control socket, 1..num_streams are the data sockets.
-    """
-
-    def __init__(self, session: Session, hello: Hello, key: bytes | None):
-        self._session = session
-        self.generation = hello.generation
-        self.streams = 1 + hello.num_streams
-        self.openings = [encode_hello(hello, key)] + [
-            encode_data_hello(DataHello(hello.learner, hello.generation, index))
-            for index in range(hello.num_streams)]
-        """The first frame of each stream."""
-        limits = Limits.for_client(session.layout, session.dtype)
-        reassembly = Reassembly(limits)
-        self._readers = [FrameReader(limits, reassembly) for _ in range(self.streams)]
-        self._next_data = 0
-
-    def buffer(self, stream: int) -> memoryview:
-        """Where the next bytes of a stream go; its length is how many are wanted at most."""
-        return self._readers[stream].buffer()
-
-    def received(self, stream: int, count: int) -> Iterator[tuple[int, memoryview]]:
-        """`count` bytes were put into `buffer(stream)`; the complete frames, for `parse`.
-
-        Streams may be read by different threads. Raises `RemoteProtocolError` while iterating;
-        the caller hands it to `Session.fail`.
-        """
-        return self._readers[stream].received(count)
-
-    def feed(self, stream: int, data: bytes | bytearray | memoryview) -> list[Inbound]:
-        """Takes bytes of a stream in one go: the frames that changed the session's state.
-
-        For callers without sockets; copies `data`. Raises as `received`, `parse` and `accept`,
-        with the error recorded.
-        """
-        session = self._session
-        accepted = []
-        try:
-            for msg_type, payload in self._readers[stream].feed(data):
-                inbound = session.parse(msg_type, payload)
-                if session.accept(self, inbound):
-                    accepted.append(inbound)
-        except RemoteProtocolError as error:
-            session.fail(error)
-            raise
-        return accepted
-
-    def stripe(self, message: TensorMessage) -> Iterator[tuple[int, list[bytes | memoryview]]]:
-        """Cuts a message into CHUNK frames: (stream, gather list of buffers), in sending order.
-
-        Data sockets take turns, and the turn goes on from message to message.
-        """
-        msg_id = self._session.take_msg_id()
-        for pieces in chunk_message(message.msg_type, message.head, message.body, msg_id):
-            yield self._take_stream(), pieces
-
-    def _take_stream(self) -> int:
-        if self.streams == 1:
-            return CONTROL
-        stream = 1 + self._next_data
-        self._next_data = (self._next_data + 1) % (self.streams - 1)
-        return stream
 
 
 class _Applied(NamedTuple):
     version: int
     steps: int
     tokens: int
-
-
-def _is_news(message: Bcast | FinalFragment, digest: bytes,
-             seen: tuple[int, bytes] | tuple[int, bytes, memoryview] | None, name: str) -> bool:
-    if seen is None or message.version > seen[0]:
-        return True
-    if message.version == seen[0] and digest != seen[1]:
-        raise RemoteProtocolError(
-            f"{name} fragment {message.fragment} version {message.version} came with other bytes "
-            f"than before: SHA-256 first {seen[1].hex()}, now {digest.hex()}")
-    return False

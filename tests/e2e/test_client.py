@@ -221,7 +221,7 @@ def test_a_torn_broadcast_is_dropped_and_its_repetition_accepted_once(place):
         peer.bcast(0, 3, tensor)
     peer.bcast(1, 3, values(1, 2.5))
     peer.manifest(3, [3, 3])
-    until(lambda: len(session.broadcasts) == 2 and session.manifest, "everything arrives")
+    until(lambda: len(session.broadcasts) == 2 and session.final.manifest, "everything arrives")
     assert bytes(session.broadcasts[0].tensor) == bytes(tensor)
     client.check()
 
@@ -231,8 +231,8 @@ def test_what_was_queued_is_dropped_with_the_group(place):
     session = make_session(num_streams=1)
     client, peer = place.connected(session)
     receipts = []
-    while client.has_room(session.init_bytes(0)):
-        receipts.append(client.send(session.init(0, values(0, len(receipts)))))
+    while client.has_room(session.tensors.init_bytes(0)):
+        receipts.append(client.send(session.tensors.init(0, values(0, len(receipts)))))
     assert len(receipts) > QUEUE_FRAMES_MAX
     assert not receipts[-1].settled
     peer.close()
@@ -241,7 +241,7 @@ def test_what_was_queued_is_dropped_with_the_group(place):
     assert not receipts[-1].sent
     peer = place.server.accept()
     until(lambda: client.connected, "the client is connected again")
-    assert client.send(session.init(1, values(1, 7))).dropped is False
+    assert client.send(session.tensors.init(1, values(1, 7))).dropped is False
     init = peer.receive(Init)
     assert (init.fragment, bytes(init.tensor)) == (1, values(1, 7).tobytes())
 
@@ -258,7 +258,7 @@ def test_sends_during_an_outage_are_dropped_silently(place):
     assert not client.connected
     assert session.pulls == []
     assert not client.has_room(4)
-    assert client.send(session.init(1, values(1, 7))).dropped
+    assert client.send(session.tensors.init(1, values(1, 7))).dropped
     assert client.send_control(session.heartbeat()).dropped
     client.check()
     go_on.set()
@@ -370,7 +370,7 @@ def test_shutdown_after_the_ack_ends_without_error_or_reconnect(place):
     for f in range(2):
         peer.final(f, 5, values(f, 1.0))
     peer.manifest(5, [5, 5])
-    until(lambda: session.final_cut() is not None, "the cut arrives")
+    until(lambda: session.final.tensors() is not None, "the cut arrives")
     with client.lock:
         ack = session.acknowledge()
     receipt = client.send_control(ack)
@@ -391,8 +391,8 @@ def test_shutdown_after_the_ack_ends_without_error_or_reconnect(place):
 def test_close_ends_a_writer_that_is_stuck(place):
     session = make_session(num_streams=1)
     client, _peer = place.connected(session)
-    while client.has_room(session.init_bytes(0)):
-        client.send(session.init(0, values(0, 1)))
+    while client.has_room(session.tensors.init_bytes(0)):
+        client.send(session.tensors.init(0, values(0, 1)))
     client.close()
     until(lambda: not client_threads(), "the threads end")
     client.close()
@@ -417,7 +417,7 @@ def test_close_reads_on_so_that_the_last_frame_is_not_lost(place, monkeypatch):
     monkeypatch.setattr(client_module, "DRAIN_S", DEADLINE_S)
     session = make_session(num_streams=0)
     client, peer = place.connected(session)
-    sent = [client.send(session.init(0, values(0, i))) for i in range(20)]
+    sent = [client.send(session.tensors.init(0, values(0, i))) for i in range(20)]
     peer_reads = threading.Event()
 
     def serve():
@@ -484,8 +484,8 @@ def test_a_message_larger_than_the_queue_goes_into_empty_queues(place):
     client, _peer = place.connected(session)
     huge = (QUEUE_FRAMES_MAX + 44) * CHUNK_SIZE
     assert client.has_room(huge)
-    while client.has_room(session.init_bytes(0)):
-        client.send(session.init(0, values(0, 1)))
+    while client.has_room(session.tensors.init_bytes(0)):
+        client.send(session.tensors.init(0, values(0, 1)))
     assert not client.has_room(huge)
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.learner.session import Phase, Session, TensorMessage
+from syncer.learner.session import Phase, Session
+from syncer.learner.tensor_messages import TensorMessage
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
 from syncer.wire import encode
 from syncer.wire.frames import FrameReader, Reassembly
@@ -156,11 +157,11 @@ def test_a_servers_script_in_any_split_and_order(seed, dtype, num_streams):
     assert [entry[0] if entry else 0 for entry in session.accepted] == top
     if with_manifest:
         assert session.phase is Phase.FINALIZING
-        assert [bytes(t) for t in session.final_cut()] == [
+        assert [bytes(t) for t in session.final.tensors()] == [
             tensor(f, 99, DTYPE_F32) for f in range(COUNT)]
     else:
         assert last == top
-        assert session.final_cut() is None
+        assert session.final.tensors() is None
 
 
 @settings(max_examples=100)
@@ -174,7 +175,7 @@ def test_what_a_learner_sends_arrives_in_any_split_and_order(seed, num_streams):
     for _ in range(rng.randrange(1, 9)):
         fragment = rng.randrange(COUNT)
         body = tensor(fragment, rng.randrange(100), DTYPE_BF16)
-        message: TensorMessage = session.init(fragment, body)
+        message: TensorMessage = session.tensors.init(fragment, body)
         sent.append((fragment, body))
         for stream, buffers in connection.stripe(message):
             streams[stream].extend(b"".join(buffers))

@@ -88,9 +88,9 @@ class SimLearner:
     def send_init(self) -> None:
         """Anew on every connection until one has carried all of it, as the library does."""
         for index, fragment in enumerate(self.fragments):
-            body = np.empty(self.session.init_bytes(index), np.uint8)
+            body = np.empty(self.session.tensors.init_bytes(index), np.uint8)
             fragment.pack_values(body)
-            bulk = self.session.init(index, body)
+            bulk = self.session.tensors.init(index, body)
             self.link.chunked("up", bulk.msg_type, bulk.head + bytes(bulk.body))
 
     def received(self, connection, link: Link, stream: int, data: bytes) -> None:
@@ -154,12 +154,12 @@ class SimLearner:
             self.fragments[bcast.fragment].rebase(bcast.tensor, 0.5)
         for pull in session.due_pulls():
             push = session.answer(pull)
-            delta = np.empty(session.push_bytes(pull.fragment), np.uint8)
+            delta = np.empty(session.tensors.push_bytes(pull.fragment), np.uint8)
             self.fragments[pull.fragment].pack_delta(delta)
             self.send_push(push, bytes(delta))
         if self.link is not None and self.world.chance(0.3):
             self.link.control("up", session.heartbeat())
-        if session.phase is Phase.FINALIZING and (cut := session.final_cut()) is not None:
+        if session.phase is Phase.FINALIZING and (cut := session.final.tensors()) is not None:
             for fragment, tensor in zip(self.fragments, cut, strict=True):
                 fragment.overwrite(tensor)
             frame = session.acknowledge()
@@ -174,7 +174,7 @@ class SimLearner:
     def send_push(self, push, delta: bytes) -> None:
         if self.link is None:
             return
-        bulk = self.session.push(push, delta)
+        bulk = self.session.tensors.push(push, delta)
         copies = 2 if self.world.chance(self.settings["duplicate"]) else 1
         for _ in range(copies):
             self.link.chunked("up", bulk.msg_type, bulk.head + delta)
@@ -224,4 +224,5 @@ class SimLearner:
         push = Push(self.learner, pull.fragment, pull.step, pull.attempt, 0, 1, 1, 1,
                     memoryview(b""))
         self.link.chunked("up", Msg.PUSH_FRAGMENT,
-                          push_head(push) + b"\xff" * self.session.push_bytes(pull.fragment))
+                          push_head(push)
+                          + b"\xff" * self.session.tensors.push_bytes(pull.fragment))

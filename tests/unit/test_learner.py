@@ -9,7 +9,8 @@ from syncer.learner import Learner
 from syncer.learner.client import backoff_s, parse_address
 from syncer.learner.client_group import Receipt
 from syncer.learner.fragment import WINDOW, Fragment
-from syncer.learner.learner import _key, _SendBuffers
+from syncer.learner.learner import _key
+from syncer.learner.send_buffers import SendBuffers
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, KEY_VARIABLES, tensor_bytes
 
 SHAPES = [
@@ -115,7 +116,7 @@ def test_an_anchor_does_not_follow_the_local_values():
 
 
 def test_send_buffers_come_back_when_they_were_sent_and_only_then():
-    buffers = _SendBuffers(100)
+    buffers = SendBuffers(100)
     sent, waiting, dropped = Receipt(1), Receipt(1), Receipt(1)
     arrays = [buffers.take(size) for size in (100, 60, 10)]
     assert [array.size for array in arrays] == [100, 60, 10]
@@ -131,7 +132,7 @@ def test_send_buffers_come_back_when_they_were_sent_and_only_then():
 
 
 def test_no_more_than_two_send_buffers_are_kept():
-    buffers = _SendBuffers(8)
+    buffers = SendBuffers(8)
     arrays = [buffers.take(8) for _ in range(9)]
     for array in arrays:
         buffers.lend(Receipt(0), array)

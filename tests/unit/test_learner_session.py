@@ -7,7 +7,8 @@ import pytest
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.learner.session import ConnectionFailed, Phase, Session, TensorMessage
+from syncer.learner.session import ConnectionFailed, Phase, Session
+from syncer.learner.tensor_messages import TensorMessage
 from syncer.protocol import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.wire import encode
 from syncer.wire.frames import FrameReader
@@ -249,7 +250,7 @@ def test_a_large_push_is_striped_over_the_data_sockets_in_turn():
     for step in (1, 2):
         connection.feed(0, encode.encode_pull(Pull(0, step, 1)))
         delta = np.arange(numel, dtype="<f4")
-        push = session.push(session.answer(Pull(0, step, 1)), delta)
+        push = session.tensors.push(session.answer(Pull(0, step, 1)), delta)
         frames = list(connection.stripe(push))
         assert all(np.shares_memory(np.asarray(buffers[1]), delta) for _, buffers in frames)
         turns += [stream for stream, _ in frames]
@@ -266,7 +267,7 @@ def test_message_numbers_run_on_over_connections_and_control_carries_all_without
     for generation in (1, 2):
         connection = session.connect(generation)
         for fragment in (0, 1):
-            init = session.init(fragment, bytes(4 * NUMELS[fragment]))
+            init = session.tensors.init(fragment, bytes(4 * NUMELS[fragment]))
             [(stream, buffers)] = connection.stripe(init)
             assert stream == 0
             numbers.append(int.from_bytes(buffers[0][13:21], "little"))
@@ -277,25 +278,26 @@ def test_message_numbers_run_on_over_connections_and_control_carries_all_without
     (DTYPE_F32, 12, 12), (DTYPE_BF16, 6, 6), (DTYPE_Q4, 6, 132)])
 def test_bodies_must_have_the_exact_length(dtype, init_bytes, push_bytes):
     session = make(dtype=dtype)
-    assert isinstance(session.init(1, bytes(init_bytes)), TensorMessage)
-    assert (session.init_bytes(1), session.push_bytes(1)) == (init_bytes, push_bytes)
+    assert isinstance(session.tensors.init(1, bytes(init_bytes)), TensorMessage)
+    assert session.tensors.init_bytes(1) == init_bytes
+    assert session.tensors.push_bytes(1) == push_bytes
     with pytest.raises(LocalProtocolError, match=f"expected {init_bytes}"):
-        session.init(1, bytes(init_bytes + 1))
+        session.tensors.init(1, bytes(init_bytes + 1))
     session.connect(1).feed(1, encode.encode_bcast(Bcast(1, 0, memoryview(bytes(init_bytes)))))
     session.take_broadcasts()
     session.advance(1)
     session.pulls.append(Pull(1, 1, 1))
     push = session.answer(Pull(1, 1, 1))
-    assert isinstance(session.push(push, bytes(push_bytes)), TensorMessage)
+    assert isinstance(session.tensors.push(push, bytes(push_bytes)), TensorMessage)
     with pytest.raises(LocalProtocolError, match=f"expected {push_bytes}"):
-        session.push(push, b"")
+        session.tensors.push(push, b"")
     with pytest.raises(LocalProtocolError, match="the layout has 2"):
-        session.init(2, b"")
+        session.tensors.init(2, b"")
 
 
 def test_only_learner_0_sends_init():
     with pytest.raises(LocalProtocolError, match="only learner 0"):
-        make(learner=1).init(0, bytes(8))
+        make(learner=1).tensors.init(0, bytes(8))
 
 
 def test_heartbeat_carries_the_steps():
@@ -316,10 +318,10 @@ def test_the_cut_is_complete_with_exactly_the_manifests_versions(order):
     connection = session.connect(1)
     stale = final(0, 2, 5.0)
     connection.feed(0, bcast(0, 4, 9.0) + bcast(1, 3, 9.0) + stale)
-    assert session.final_cut() is None
+    assert session.final.tensors() is None
     connection.feed(0, order(final(0, 4, 1.0), final(1, 3, 2.0), manifest(4, 4, 3)))
-    assert [bytes(t) for t in session.final_cut()] == [values(0, 1.0), values(1, 2.0)]
-    assert session.missing_final_fragments() == []
+    assert [bytes(t) for t in session.final.tensors()] == [values(0, 1.0), values(1, 2.0)]
+    assert session.final.missing() == []
     assert session.phase is Phase.FINALIZING
 
 
@@ -327,10 +329,10 @@ def test_another_version_does_not_complete_a_cut():
     session = make()
     connection = session.connect(1)
     connection.feed(0, final(0, 2, 1.0) + final(1, 3, 2.0) + manifest(4, 4, 3))
-    assert session.final_cut() is None
-    assert session.missing_final_fragments() == [0]
+    assert session.final.tensors() is None
+    assert session.final.missing() == [0]
     connection.feed(0, final(0, 4, 3.0))
-    assert [bytes(t) for t in session.final_cut()] == [values(0, 3.0), values(1, 2.0)]
+    assert [bytes(t) for t in session.final.tensors()] == [values(0, 3.0), values(1, 2.0)]
 
 
 def test_broadcasts_do_not_complete_a_cut_and_are_not_handed_out_any_more():
@@ -339,8 +341,8 @@ def test_broadcasts_do_not_complete_a_cut_and_are_not_handed_out_any_more():
     connection.feed(0, final(0, 3, 1.0) + bcast(1, 4, 2.0) + bcast(0, 4, 2.0) + pull(0, 5)
                     + manifest(4, 4, 4))
     session.advance(1)
-    assert session.final_cut() is None
-    assert session.missing_final_fragments() == [0, 1]
+    assert session.final.tensors() is None
+    assert session.final.missing() == [0, 1]
     assert session.take_broadcasts() == []
     assert session.due_pulls() == []
     with pytest.raises(LocalProtocolError, match="before the whole final cut"):
@@ -380,7 +382,7 @@ def test_manifest_and_cut_survive_a_reconnect_and_a_changed_manifest_is_fatal():
     session.connect(1).feed(0, final(0, 4, 1.0) + manifest(4, 4, 3))
     second = session.connect(2)
     second.feed(0, final(1, 3, 2.0) + manifest(4, 4, 3))
-    assert session.final_cut() is not None
+    assert session.final.tensors() is not None
     with pytest.raises(RemoteProtocolError, match="FINAL_MANIFEST changed"):
         second.feed(0, manifest(5, 4, 5))
 

@@ -1,0 +1,139 @@
+"""One connection generation of a learner: what each of its sockets says first, reads and carries.
+
+Sans-IO: received bytes to parsed frames, messages to frames of its streams. Must not keep what
+outlives the connection: that is in `Session`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from syncer.errors import RemoteProtocolError
+from syncer.kernels import sha256
+from syncer.learner.tensor_messages import TensorMessage
+from syncer.protocol import Msg
+from syncer.wire.encode import chunk_message, encode_data_hello, encode_hello
+from syncer.wire.frames import FrameReader, Reassembly
+from syncer.wire.hello import Hello
+from syncer.wire.limits import Limits
+from syncer.wire.messages import (
+    Bcast,
+    DataHello,
+    FinalFragment,
+    Manifest,
+    Pull,
+    parse_bcast,
+    parse_error,
+    parse_final_fragment,
+    parse_manifest,
+    parse_pull,
+    parse_shutdown,
+)
+
+if TYPE_CHECKING:
+    from syncer.learner.session import Session
+
+CONTROL = 0
+"""Stream number of the control socket; data socket i is stream i + 1."""
+
+
+class Inbound(NamedTuple):
+    """One parsed frame of the server.
+
+    `message` is None for SHUTDOWN and the text of an ERROR; `digest` is the SHA-256 of the tensor
+    of a broadcast or final fragment, empty for others.
+    """
+
+    msg_type: int
+    message: Pull | Bcast | FinalFragment | Manifest | str | None
+    digest: bytes = b""
+
+
+class Connection:
+    """One generation: what each of its sockets says first, reads, and carries.
+
+    Streams: 0 is the control socket, 1..num_streams are the data sockets.
+    """
+
+    def __init__(self, session: Session, hello: Hello, key: bytes | None):
+        self._session = session
+        self.generation = hello.generation
+        self.streams = 1 + hello.num_streams
+        self.openings = [encode_hello(hello, key)] + [
+            encode_data_hello(DataHello(hello.learner, hello.generation, index))
+            for index in range(hello.num_streams)]
+        """The first frame of each stream."""
+        limits = Limits.for_client(session.layout, session.dtype)
+        reassembly = Reassembly(limits)
+        self._readers = [FrameReader(limits, reassembly) for _ in range(self.streams)]
+        self._next_data = 0
+
+    def buffer(self, stream: int) -> memoryview:
+        """Where the next bytes of a stream go; its length is how many are wanted at most."""
+        return self._readers[stream].buffer()
+
+    def received(self, stream: int, count: int) -> Iterator[tuple[int, memoryview]]:
+        """`count` bytes were put into `buffer(stream)`; the complete frames, for `parse`.
+
+        Streams may be read by different threads. Raises `RemoteProtocolError` while iterating;
+        the caller hands it to `Session.fail`.
+        """
+        return self._readers[stream].received(count)
+
+    def parse(self, msg_type: int, payload: memoryview) -> Inbound:
+        """Parses and hashes one complete frame. Pure: may run beside any other call.
+
+        Raises `RemoteProtocolError` for a frame that a server of this session cannot send.
+        """
+        session, layout = self._session, self._session.layout
+        if msg_type == Msg.BCAST_FRAGMENT:
+            bcast = parse_bcast(payload, layout, session.dtype)
+            return Inbound(msg_type, bcast, sha256(bcast.tensor))
+        if msg_type == Msg.FINAL_FRAGMENT:
+            final = parse_final_fragment(payload, layout)
+            return Inbound(msg_type, final, sha256(final.tensor))
+        if msg_type == Msg.PULL_REQ:
+            return Inbound(msg_type, parse_pull(payload, layout))
+        if msg_type == Msg.FINAL_MANIFEST:
+            return Inbound(msg_type, parse_manifest(payload, layout))
+        if msg_type == Msg.SHUTDOWN:
+            parse_shutdown(payload)
+            return Inbound(msg_type, None)
+        if msg_type == Msg.ERROR:
+            return Inbound(msg_type, parse_error(payload))
+        raise RemoteProtocolError(f"a learner cannot receive message type {msg_type}")
+
+    def feed(self, stream: int, data: bytes | bytearray | memoryview) -> list[Inbound]:
+        """Takes bytes of a stream in one go: the frames that changed the session's state.
+
+        For callers without sockets; copies `data`. Raises as `received`, `parse` and `accept`,
+        with the error recorded.
+        """
+        session = self._session
+        accepted = []
+        try:
+            for msg_type, payload in self._readers[stream].feed(data):
+                inbound = self.parse(msg_type, payload)
+                if session.accept(self, inbound):
+                    accepted.append(inbound)
+        except RemoteProtocolError as error:
+            session.fail(error)
+            raise
+        return accepted
+
+    def stripe(self, message: TensorMessage) -> Iterator[tuple[int, list[bytes | memoryview]]]:
+        """Cuts a message into CHUNK frames: (stream, gather list of buffers), in sending order.
+
+        Data sockets take turns, and the turn goes on from message to message.
+        """
+        msg_id = next(self._session.msg_ids)
+        for pieces in chunk_message(message.msg_type, message.head, message.body, msg_id):
+            yield self._take_stream(), pieces
+
+    def _take_stream(self) -> int:
+        if self.streams == 1:
+            return CONTROL
+        stream = 1 + self._next_data
+        self._next_data = (self._next_data + 1) % (self.streams - 1)
+        return stream

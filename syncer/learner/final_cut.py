@@ -1,0 +1,66 @@
+"""The final cut as it arrives at a learner: fragments and manifest, in any order, with repeats.
+
+Must not apply it or answer for it.
+"""
+
+from __future__ import annotations
+
+from syncer.errors import RemoteProtocolError
+from syncer.wire.messages import Bcast, FinalFragment, Manifest
+
+
+def is_news(message: Bcast | FinalFragment, digest: bytes,
+            seen: tuple[int, bytes] | None, name: str) -> bool:
+    """Whether a version of a fragment is newer than the one seen before.
+
+    digest: SHA-256 of its tensor. An equal version with equal bytes is a replay. Raises
+    `RemoteProtocolError` for an equal version with other bytes.
+    """
+    if seen is None or message.version > seen[0]:
+        return True
+    if message.version == seen[0] and digest != seen[1]:
+        raise RemoteProtocolError(
+            f"{name} fragment {message.fragment} version {message.version} came with other bytes "
+            f"than before: SHA-256 first {seen[1].hex()}, now {digest.hex()}")
+    return False
+
+
+class FinalCut:
+    """The newest final version of every fragment, and the manifest that says which make the cut."""
+
+    def __init__(self, fragments: int):
+        self.manifest: Manifest | None = None
+        self._seen: list[tuple[int, bytes] | None] = [None] * fragments
+        self._tensors: dict[int, memoryview] = {}
+
+    def take(self, message: FinalFragment, digest: bytes) -> bool:
+        """True if it is news. Raises as `is_news`."""
+        if not is_news(message, digest, self._seen[message.fragment], "FINAL_FRAGMENT"):
+            return False
+        self._seen[message.fragment] = message.version, digest
+        self._tensors[message.fragment] = message.tensor
+        return True
+
+    def take_manifest(self, manifest: Manifest) -> bool:
+        """True if it is the first one. Raises `RemoteProtocolError` when it has changed."""
+        if self.manifest is not None:
+            if manifest == self.manifest:
+                return False
+            raise RemoteProtocolError(
+                f"FINAL_MANIFEST changed: first {self.manifest}, now {manifest}")
+        self.manifest = manifest
+        return True
+
+    def missing(self) -> list[int]:
+        """Fragments whose version of the manifest is not here; all while there is no manifest."""
+        if self.manifest is None:
+            return list(range(len(self._seen)))
+        return [fragment for fragment, (seen, version) in enumerate(
+                    zip(self._seen, self.manifest.versions, strict=True))
+                if seen is None or seen[0] != version]
+
+    def tensors(self) -> list[memoryview] | None:
+        """The f32 bytes of every fragment, once they are exactly the manifest's versions."""
+        if self.missing():
+            return None
+        return [self._tensors[fragment] for fragment in range(len(self._seen))]

@@ -1,0 +1,69 @@
+"""The values that a run begins with, brought by learner 0; must not decide when a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from syncer.learner.client import Client
+from syncer.learner.client_group import Receipt
+from syncer.learner.fragment import Fragment
+from syncer.learner.send_buffers import SendBuffers
+from syncer.learner.session import Phase, Session
+
+UNDER_WAY_MAX = 2
+"""Fragments that are packed and wait for the network at a time."""
+
+
+class InitialValues:
+    """Sends the parameters of learner 0 as they are; does nothing for any other learner.
+
+    Until a first broadcast shows that the server has them, every new connection gets them from the
+    start: what the kernel took may not have arrived, or the server may be a fresh one, and nobody
+    else can bring them. A server that has them drops them.
+    """
+
+    def __init__(self, session: Session, client: Client, fragments: Sequence[Fragment],
+                 buffers: SendBuffers):
+        self._session, self._client = session, client
+        self._fragments, self._buffers = fragments, buffers
+        self._generation: int | None = None
+        self._receipts: list[Receipt] = []
+        """Of each fragment handed to the connection of that generation, in order."""
+
+    def send_all(self) -> None:
+        """Every fragment, in order; waits until the kernel has them or they are not wanted."""
+        while self._wanted() and not self._all_sent():
+            self._client.wait_for(
+                lambda: self.can_go_on() or self._all_sent() or not self._wanted())
+            self.offer()
+
+    def offer(self) -> None:
+        """The next fragments, as many as may be under way now."""
+        session = self._session
+        while self.can_go_on():
+            if session.last_generation != self._generation:
+                self._generation, self._receipts = session.last_generation, []
+            index = len(self._receipts)
+            values = self._buffers.take(session.tensors.init_bytes(index))
+            self._fragments[index].pack_values(values)
+            receipt = self._client.send(session.tensors.init(index, values.data))
+            self._buffers.lend(receipt, values)
+            self._receipts.append(receipt)
+
+    def can_go_on(self) -> bool:
+        """Whether `offer` would send something now."""
+        if not self._wanted() or not self._client.connected:
+            return False
+        if self._session.last_generation != self._generation:
+            return True
+        return len(self._receipts) < len(self._fragments) and all(
+            receipt.settled for receipt in self._receipts[:1 - UNDER_WAY_MAX])
+
+    def _wanted(self) -> bool:
+        session = self._session
+        return (session.learner == 0 and session.phase is Phase.TRAINING
+                and not any(session.accepted))
+
+    def _all_sent(self) -> bool:
+        return len(self._receipts) == len(self._fragments) and all(
+            receipt.sent for receipt in self._receipts)

@@ -1,0 +1,40 @@
+"""Memory that packed tensors are sent from; must not pack or send them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from syncer.learner.client_group import Receipt
+
+
+class SendBuffers:
+    """Memory for packed tensors that is used again: fresh pages cost more than packing.
+
+    At most two buffers of the largest message are kept. One that was lent for a message comes back
+    when that message was sent; that of a dropped message never does, since a writer of the ended
+    connection may still be reading it.
+    """
+
+    KEPT = 2
+
+    def __init__(self, largest_bytes: int):
+        self._largest_bytes = largest_bytes
+        self._free: list[np.ndarray] = []
+        self._lent: list[tuple[Receipt, np.ndarray]] = []
+
+    def take(self, size: int) -> np.ndarray:
+        """A uint8 array of `size` bytes, contents undefined."""
+        lent, self._lent = self._lent, []
+        for receipt, buffer in lent:
+            if receipt.sent:
+                self._free.append(buffer)
+            elif not receipt.dropped:
+                self._lent.append((receipt, buffer))
+        del self._free[self.KEPT:]
+        buffer = self._free.pop() if self._free else np.empty(self._largest_bytes, np.uint8)
+        return buffer[:size]
+
+    def lend(self, receipt: Receipt, array: np.ndarray) -> None:
+        """Says which message uses an array of `take`."""
+        assert array.base is not None  # `take` hands out views
+        self._lent.append((receipt, array.base))
