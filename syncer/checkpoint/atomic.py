@@ -11,7 +11,7 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -146,8 +146,9 @@ class AtomicFile:
 
     def _write(self, parts: Sequence[memoryview], offset: int) -> int:
         total = sum(len(part) for part in parts)
-        rest: list[bytes | memoryview] = list(
-            self._aligned(parts, total) if self.direct else parts)
+        rest: list[bytes | memoryview] = list(parts)
+        if self.bounce is not None:
+            rest = [self._aligned(parts, memoryview(self.bounce)[:total])]
         done = 0
         while done < total:
             count = self.files.write(self.descriptor, rest, offset + done)
@@ -157,16 +158,15 @@ class AtomicFile:
             advance(rest, count)
         return total
 
-    def _aligned(self, parts: Sequence[memoryview], total: int) -> list[memoryview]:
+    def _aligned(self, parts: Sequence[memoryview], target: memoryview) -> memoryview:
         """The parts in one block-aligned buffer; a length that is no multiple ends direct mode."""
-        target = memoryview(self.bounce)
         at = 0
         for part in parts:
             target[at : at + len(part)] = part
             at += len(part)
-        if total % BLOCK_BYTES:
+        if at % BLOCK_BYTES:
             self.files.end_direct(self.descriptor)
-        return [target[:total]]
+        return target
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> None:
@@ -245,7 +245,7 @@ class AtomicFile:
                 self.files.unlink(name)
 
     @contextmanager
-    def _calling(self, call: str, what: str):
+    def _calling(self, call: str, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -29,7 +29,7 @@ BLOCK = 16_384
 """Elements whose squares are summed at once: the block of every sum of the project."""
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds `checkpoint` and what it can do."""
     parser = subparsers.add_parser(
         "checkpoint", help="look into, verify, convert or export a checkpoint",

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from syncer.checkpoint import safetensors
 from syncer.checkpoint.atomic import AtomicFile
@@ -23,11 +23,14 @@ from syncer.layout import Layout
 Progress = Callable[[int, int], None]
 
 
-class NamedTensor(NamedTuple):
-    """A parameter of a model file."""
+class Parameter(Protocol):
+    """A tensor of a model file, as learner.partition makes them."""
 
-    name: str
-    shape: Sequence[int]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
 
 
 def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
@@ -67,7 +70,7 @@ def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
 
 
 def export(source: Checkpoint, path: str | os.PathLike[str],
-           fragments: Iterable[tuple[int, Sequence[NamedTensor]]], *,
+           fragments: Iterable[tuple[int, Sequence[Parameter]]], *,
            progress: Progress | None = None) -> int:
     """Write the parameters of some fragments under their own names as a plain safetensors file.
 
@@ -91,7 +94,9 @@ def export(source: Checkpoint, path: str | os.PathLike[str],
         return file.size
 
 
-def _model_header(facts: Facts, chosen: Sequence[tuple[int, Sequence[NamedTensor]]]):
+def _model_header(facts: Facts, chosen: Sequence[tuple[int, Sequence[Parameter]]]
+                  ) -> tuple[bytes, int]:
+    """Everything before the first tensor, and the bytes of all tensors."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", "global_step": str(facts.step)}}
     at = 0
     for index, named in chosen:

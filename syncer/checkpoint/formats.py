@@ -12,12 +12,10 @@ from syncer.checkpoint.window import Window
 class Format(Protocol):
     """What the module of a format has."""
 
-    @staticmethod
-    def draft(facts: Facts) -> Draft:
+    def draft(self, facts: Facts) -> Draft:
         """The file of these facts. Raises `CheckpointError` when the format cannot hold them."""
 
-    @staticmethod
-    def parse(window: Window) -> Parsed:
+    def parse(self, window: Window) -> Parsed:
         """Reads everything but the tensors. Raises `CheckpointFormatError`."""
 
 

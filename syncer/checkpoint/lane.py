@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 Work = Callable[[], None]
 
@@ -84,7 +85,7 @@ class Lane:
             if gives_way:
                 # A thread may not become less nice again, so it is a thread of its own; what it
                 # starts begins with its niceness.
-                self.beside(lambda work=work: _nicely(work), f"{self.name}-aside")()
+                self.beside(partial(_nicely, work), f"{self.name}-aside")()
             else:
                 work()
             del given, work

@@ -161,7 +161,7 @@ class Checkpoint:
     def _read(self, tensor: TensorPlace, begin: int, target: np.ndarray,
               finite: bool) -> Piece:
         offset = self.places[tensor.fragment, tensor.array] + 4 * begin
-        view, at = memoryview(target).cast("B"), 0
+        view, at = target.data.cast("B"), 0
         while at < len(view):
             try:
                 count = self.files.read(self.descriptor, [view[at:]], offset + at)

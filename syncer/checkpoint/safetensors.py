@@ -163,12 +163,20 @@ def _values(text: bytes) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{") + 1
 
 
+def _first_twice(keys: Sequence[str]) -> str:
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
+            break
+        seen.add(key)
+    return key
+
+
 def _json(text: bytes | str, field: str, kind: type) -> Any:
     def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            twice = _first_twice([key for key, _ in pairs])
             raise _Malformed(f"{field}: key {twice[:80]!r} stands there twice")
         return found
 
@@ -270,16 +278,16 @@ def _numel(name: str, entry: Any) -> int:
     return numel
 
 
-def _offsets(entries: Mapping[str, Any], facts: Facts, data_bytes: int) -> dict:
+def _offsets(entries: Mapping[str, Any], facts: Facts, data_bytes: int
+             ) -> dict[tuple[int, str], int]:
     """Where every tensor begins behind the header: all there, without gap, overlap or rest."""
     places, spans = {}, []
     for tensor in facts.tensors:
-        entry = entries.get(tensor.name)
-        numel = _numel(tensor.name, entry)
+        numel = _numel(tensor.name, entries.get(tensor.name))
         if numel != tensor.numel:
             raise _Malformed(f"tensor {tensor.name}: expected {tensor.numel} elements as the "
                              f"parameters have, found {numel}")
-        offsets = entry["data_offsets"]
+        offsets = entries[tensor.name]["data_offsets"]
         if type(offsets) is not list or len(offsets) != 2:
             raise _Malformed(f"tensor {tensor.name}: expected two data_offsets")
         begin, end = _whole_numbers(offsets, f"data_offsets of tensor {tensor.name}", U64_MAX)
@@ -316,7 +324,8 @@ def _ledger(text: str) -> dict[int, tuple[int, int, int]]:
         learner = _decimal("learner of the ledger", key)
         if learner > U32_MAX or type(numbers) is not list or len(numbers) != 3:
             raise _Malformed(f"ledger: learner {learner}: expected [merges, steps, tokens]")
-        ledger[learner] = _whole_numbers(numbers, f"ledger of learner {learner}", U64_MAX)
+        merges, steps, tokens = _whole_numbers(numbers, f"ledger of learner {learner}", U64_MAX)
+        ledger[learner] = merges, steps, tokens
     return dict(sorted(ledger.items()))
 
 
@@ -334,7 +343,8 @@ def _layout(text: str) -> Layout:
         shapes = entry.get("shapes", [])
         if type(shapes) is not list or any(type(s) is not list or len(s) != 2 for s in shapes):
             raise _Malformed(f"{where}: expected shapes of rows and columns")
-        pairs = tuple(_whole_numbers(shape, where, U64_MAX) for shape in shapes)
+        pairs = tuple((rows, columns) for rows, columns in (
+            _whole_numbers(shape, where, U64_MAX) for shape in shapes))
         if min(numels, default=0) < 1 or [r * c for r, c in pairs] != (
                 list(numels) if mode == ISO else []):
             raise _Malformed(f"{where}: numels and shapes do not fit each other")

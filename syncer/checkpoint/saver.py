@@ -102,9 +102,10 @@ class Saver:
                                            beside=self.lane.beside)
                 break
             except WriteError as error:
-                again = error.call in FSYNCS and not job.let_go and error.number is not None
-                if not again or not files.take_retry(
-                        error.call, OSError(error.number, os.strerror(error.number))):
+                if error.call not in FSYNCS or job.let_go or error.number is None:
+                    raise
+                problem = OSError(error.number, os.strerror(error.number))
+                if not files.take_retry(error.call, problem):
                     raise
         if job.mark:
             write_marker(self.path, job.cut.facts.step, files)

@@ -123,6 +123,7 @@ def _parse_identity(window: Window, fingerprint: bytes) -> bytes:
         raise CheckpointFormatError(
             f"{window.path}: session contract at offset {at}: expected {CONTRACT.size} bytes or "
             f"the end of the file, found {window.left} bytes")
+    contract: bytes
     magic, contract = window.unpack("session contract", CONTRACT)
     if magic != CONTRACT_MAGIC:
         window.refuse("contract magic", at, f"{CONTRACT_MAGIC:#x}", f"{magic:#x}")
