@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from syncer.checkpoint.atomic import PIECE_BYTES
-from syncer.checkpoint.facts import Cut, expected_version
+from syncer.checkpoint.facts import Cut
 from syncer.checkpoint.reader import CHUNK_BYTES, Checkpoint
 from syncer.checkpoint.saver import Saver
 from syncer.checkpoint.writer import write_checkpoint
@@ -31,6 +31,7 @@ from syncer.kernels import sha256_pair
 from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from syncer.protocol import DTYPE_BF16, Msg
+from syncer.steps import version_at
 from syncer.wire import encode
 from syncer.wire.messages import Push
 from tests.e2e.scripted import ScriptedLearner, ServerProcess, to_wire
@@ -51,7 +52,7 @@ def directory() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def versions():
     rng = np.random.default_rng(1)
-    return [SimpleNamespace(version=expected_version(100, p, FRAGMENTS),
+    return [SimpleNamespace(version=version_at(100, p, FRAGMENTS),
                             params=rng.standard_normal(NUMEL, dtype=np.float32),
                             state={"momentum": rng.standard_normal(NUMEL, dtype=np.float32)})
             for p in range(FRAGMENTS)]

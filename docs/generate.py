@@ -19,6 +19,7 @@ PARTS = {
     "exit-statuses": "syncer.exits:markdown_table",
     "wire-constants": "syncer.wire.describe:constants_table",
     "wire-messages": "syncer.wire.describe:messages_table",
+    "phase-table": "tests.rules:phase_table",
     "timeline-grace": "tests.scenarios.timeline:grace",
     "timeline-relaunch": "tests.scenarios.timeline:relaunch",
     "timeline-deferred": "tests.scenarios.timeline:deferred",

@@ -69,7 +69,7 @@ class Watch:
                 self.sent[member].update(enumerate(event.delivered))
         elif isinstance(event, ev.Saved) and self.saves:
             save = self.saves.pop()
-            if event.error is None and save.kind != "final-state":
+            if event.error is None and save.kind is not act.SaveKind.FINAL_STATE:
                 self.durable = save.step
         elif isinstance(event, ev.FinalAck) and event.step == self.config.total_steps:
             self.acknowledged |= {(event.learner, event.generation)} & self.eligible
@@ -228,10 +228,10 @@ class Watch:
 
     def on_save(self, action):
         assert not self.saves, f"13: {action} while {self.saves} is under way"
-        assert action.kind == "final-state" or self.durable <= action.step
-        ahead = action.kind == "round" and bool(self.initial)
+        assert action.kind is act.SaveKind.FINAL_STATE or self.durable <= action.step
+        ahead = action.kind is act.SaveKind.ROUND and bool(self.initial)
         assert action.step == self.published + ahead, f"{action} after step {self.published}"
-        if action.kind not in ("round", "periodic"):
+        if action.kind not in (act.SaveKind.ROUND, act.SaveKind.PERIODIC):
             assert not self.scheduler.rounds, f"{action} with rounds open"
         self.saves.append(action)
 

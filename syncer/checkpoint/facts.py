@@ -15,6 +15,7 @@ import numpy as np
 from syncer.errors import CheckpointFormatError, CheckpointMismatch
 from syncer.layout import Layout
 from syncer.ranges import CHECKPOINT_FORMAT
+from syncer.steps import version_at
 
 FORMATS = CHECKPOINT_FORMAT.choices
 SAFETENSORS, YETO_V3 = FORMATS
@@ -127,17 +128,11 @@ class Cut:
         return cls(facts, list(fragments))
 
 
-def expected_version(step: int, fragment: int, fragments: int) -> int:
-    """Version of a fragment in the cut after `step`: the last step that merged it, 0 if none."""
-    first = fragment + 1
-    return 0 if step < first else first + (step - first) // fragments * fragments
-
-
 def check_contiguous(facts: Facts) -> None:
     """Raises `CheckpointMismatch` unless the versions are those of one cut."""
     count = len(facts.versions)
     for fragment, found in enumerate(facts.versions):
-        expected = expected_version(facts.step, fragment, count)
+        expected = version_at(facts.step, fragment, count)
         if found != expected:
             raise CheckpointMismatch(
                 f"fragment {fragment} has version {found}, expected {expected}: after step "

@@ -6,9 +6,40 @@ A member is (learner, generation).
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 Member = tuple[int, int]
+
+
+class SaveKind(StrEnum):
+    """Why something is written; the values are the words of the log and the tape."""
+
+    ROUND = "round"
+    """A step that becomes visible only when it is durable, or version 0 before the first one."""
+    PERIODIC = "periodic"
+    FINAL = "final"
+    FINAL_STATE = "final-state"
+    """The parameters alone, into the file of --final-state: the only kind that is no checkpoint."""
+    BUDGET_CUTOFF = "budget-cutoff"
+    SHUTDOWN = "shutdown"
+    """The last cut of a run that a signal ends."""
+    FAILURE = "failure"
+    """The last cut of a run that cannot go on."""
+
+
+class PushRefusal(StrEnum):
+    """Why a push was not merged: the field `reason` of the log line "push rejected"."""
+
+    OUT_OF_ROUND = "OutOfRound"
+    UNEXPECTED_MEMBER = "UnexpectedMember"
+    FUTURE_BASE = "FutureBase"
+    STALE_BASE = "StaleBase"
+    DUPLICATE = "Duplicate"
+    CARRY_LAG_EXCEEDED = "carry_lag_exceeded"
+    """A late push that lies too many versions of its fragment behind."""
+    CARRY_SUPERSEDED = "carry_superseded"
+    """A late push that gives way to another one of its learner and fragment."""
 
 
 class Admit(NamedTuple):
@@ -140,11 +171,11 @@ class Broadcast(NamedTuple):
 class Save(NamedTuple):
     """Write to disk, off the loop's thread; answer with `Saved`. One at a time.
 
-    The cut of `step`: all published versions, and for the kind "round" the computed result of that
-    step, which is not published yet. Kinds: syncer.core.run.saving; "final-state" is another file.
+    The cut of `step`: all published versions, and for `SaveKind.ROUND` the computed result of that
+    step, which is not published yet.
     """
 
-    kind: str
+    kind: SaveKind
     step: int
     ledger: dict[int, tuple[int, int, int]] = {}  # noqa: RUF012 (never changed)
     """learner id -> (merges, steps, tokens), each at most 2^64 - 1, in the cut."""
@@ -175,7 +206,7 @@ class Log(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of the event tape, keys in the order of rounds.md 13."""
+    """One record of the event tape, keys in the order in which readers know them."""
 
     fields: dict[str, Any]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from syncer.core.actions import SaveKind
+
 
 class Resumed(NamedTuple):
     """Not an event: the state of a checkpoint that a new `Scheduler` starts from."""
@@ -24,7 +26,7 @@ class Tick(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """A HELLO passed authentication and equals the session (protocol.md 4.1, steps 0 to 13)."""
+    """A HELLO passed authentication and equals the session (rule 14.1 to rule 14.5)."""
 
     connection: int
     """Driver's name for the connection group, until `Admit` makes it (learner, generation)."""
@@ -127,7 +129,7 @@ class Synced(NamedTuple):
 class Saved(NamedTuple):
     """A `Save` ended, durable or with an error."""
 
-    kind: str
+    kind: SaveKind
     step: int
     error: str | None = None
 

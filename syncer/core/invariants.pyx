@@ -1,15 +1,19 @@
-"""What must be true of a scheduler between two events: the state part of rounds.md 15.
+"""What must be true of a scheduler between two events: the state part of the invariants.
 
 `check` reads and never changes; it costs a pass over all members and open rounds, so tests run it
-after every event and production only with SYNCER_CHECK=1. The numbers are those of rounds.md 15.
+after every event and production only with SYNCER_CHECK=1. The numbers are those of the invariants
+at the end of docs/rules.md.
 """
 
-from syncer.core.rounds.membership cimport Member, Membership
-from syncer.core.rounds.closing cimport NEVER, Verdict, decide_close
+from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.carry cimport Carried
+from syncer.core.rounds.closing cimport Verdict, quorum_reached, verdict_of
+from syncer.core.rounds.membership cimport Member, Membership
 from syncer.core.rounds.round cimport Round, RoundState, Slot
-from syncer.core.run.scheduler cimport Phase, Scheduler
+from syncer.core.run.phases cimport Phase
+from syncer.core.run.scheduler cimport Scheduler
 from syncer.errors import InvariantViolation
+from syncer.steps cimport fragment_of, version_at
 
 
 cpdef int check(Scheduler s) except -1:
@@ -60,9 +64,7 @@ cdef int check_versions(Scheduler s) except -1:
     cdef Py_ssize_t p
     cdef long long expected
     for p in range(s.fragments):
-        expected = 0
-        if s.global_step > p:
-            expected = s.global_step - (s.global_step - 1 - p) % s.fragments
+        expected = version_at(s.global_step, p, s.fragments)
         demand(s.versions[p] == expected, f"1: fragment {p} is at its last merge, {expected}",
                s.versions)
     return 0
@@ -75,12 +77,12 @@ cdef int check_rounds(Scheduler s) except -1:
         demand(sorted(s.rounds) == list(range(s.global_step + 1, s.next_step)),
                "2: the open rounds are the steps after the last commit", sorted(s.rounds))
     else:
-        demand(not s.rounds and not s.late.waiting, "rounds and late pushes end with the running phase",
-               s.rounds)
+        demand(not s.rounds and not s.late.waiting,
+               "rounds and late pushes end with the running phase", s.rounds)
     demand(len(s.rounds) <= s.depth, "2: depth holds", len(s.rounds))
     for step in sorted(s.rounds):
         round = s.rounds[step]
-        demand(round.step == step and round.fragment == (step - 1) % s.fragments,
+        demand(round.step == step and round.fragment == fragment_of(step, s.fragments),
                "2: a round belongs to its step and fragment", round)
         demand(round.base == s.versions[round.fragment],
                "3: a round's base is its fragment's version", round)
@@ -122,10 +124,8 @@ cdef int check_gathering(Scheduler s, Round round) except -1:
     if s.policy.fixed_roster:
         demand(sorted(round.slots) == list(range(len(s.members.current))),
                "10: a fixed roster expects every learner", sorted(round.slots))
-    demand((round.quorum_ns != NEVER) == s.policy.quorum_reached(round),
+    demand((round.quorum_ns != NEVER) == quorum_reached(s.policy, round),
            "grace is armed exactly when quorum has been reached", round)
-    demand(decide_close(s.now_ns, round.answered, len(round.slots), round.contributed(),
-                        round.quorum_ns != NEVER, round.grace_deadline_ns,
-                        round.quorum_deadline_ns, s.policy.soft_deadline_of(round)) == Verdict.WAIT,
+    demand(verdict_of(s.policy, round, s.now_ns) == Verdict.WAIT,
            "20: a round that could close or relaunch has done so", round)
     return 0

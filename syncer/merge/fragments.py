@@ -28,6 +28,7 @@ from syncer.merge.robust import ClipNorm, Robust, checked_clip, checked_robust, 
 from syncer.merge.stats import LearnerSums, Statistics, explain
 from syncer.merge.versions import FragmentVersion, Prepared, floats
 from syncer.ranges import DELTA_CORRECTION, FOLD, HelocoConstants, OuterConstants
+from syncer.steps import merges_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,7 +140,7 @@ class FragmentStore:
                 raise ValueError(f"fragment {fragment}: {name} must hold {numel} elements, "
                                  f"got {len(buffer)}")
         fragments = len(self.layout.fragments)
-        commits = 0 if version == 0 else (version - fragment - 1) // fragments + 1
+        commits = merges_at(version, fragment, fragments)
         adopted = FragmentVersion(fragment, version, commits, names, buffers)
         self._current[fragment] = adopted
         return adopted

@@ -15,8 +15,9 @@ from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.saver import Outcome
 from syncer.config import Config
 from syncer.core import actions, events, invariants
+from syncer.core.run.phases import Phase
 from syncer.core.run.record import failure_record
-from syncer.core.run.scheduler import Phase, Scheduler
+from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
 from syncer.merge import FragmentStore
@@ -305,12 +306,12 @@ class Driver:
     def _save(self, action: actions.Save) -> None:
         versions = [self.store.current(fragment)
                     for fragment in range(len(self.session.layout.fragments))]
-        if action.kind == "final-state":
+        if action.kind is actions.SaveKind.FINAL_STATE:
             self._save_final_state(action, versions)
         elif self.persistence.saver is None:
             self.handle(events.Saved(action.kind, action.step))
         else:
-            if action.kind == "round" and action.step > 0:
+            if action.kind is actions.SaveKind.ROUND and action.step > 0:
                 self.publish_ns = self.loop.now_ns()
                 prepared = self.merging.prepared[action.step]
                 versions[prepared.fragment] = prepared.result

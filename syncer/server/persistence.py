@@ -146,14 +146,16 @@ class Persistence:
             done(outcome)
 
         self.saver.save(action.kind, cut, finished, let_go=action.background,
-                        mark=action.kind == "final" and self.config.mark_final_checkpoint)
+                        mark=(action.kind is actions.SaveKind.FINAL
+                              and self.config.mark_final_checkpoint))
 
     def _say(self, outcome: Outcome) -> None:
         if outcome.error is not None:
             self.log.error("checkpoint not written", kind=outcome.kind, step=outcome.step,
                            error=outcome.error)
         elif outcome.defect is None:
-            text = "checkpoint committed" if outcome.kind == "round" else "checkpoint written"
+            committed = outcome.kind == actions.SaveKind.ROUND
+            text = "checkpoint committed" if committed else "checkpoint written"
             self.log.info(text, step=outcome.step, kind=outcome.kind, path=self.path,
                           bytes=outcome.bytes, seconds=round(outcome.seconds, 3))
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from syncer.checkpoint.facts import STATES, Cut, expected_version, optimizer_facts
+from syncer.checkpoint.facts import STATES, Cut, optimizer_facts
 from syncer.checkpoint.files import Files
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from syncer.steps import version_at
 
 LAYOUT = Layout((FragmentLayout(AVG, (5, 2)), FragmentLayout(RDA, (13,)),
                  FragmentLayout(ISO, (6,), ((2, 3),))))
@@ -33,7 +34,7 @@ def make_cut(step: int = 7, *, layout: Layout = LAYOUT, optimizer: str = "nester
     for p, fragment in enumerate(layout.fragments):
         arrays = [rng.standard_normal(fragment.numel).astype(np.float32)
                   for _ in range(1 + len(NAMES[optimizer]))]
-        versions.append(version_of(expected_version(step, p, count), arrays[0],
+        versions.append(version_of(version_at(step, p, count), arrays[0],
                                    dict(zip(NAMES[optimizer], arrays[1:], strict=True))))
     facts = optimizer_facts(optimizer, lr=0.7, momentum=0.9, dn_period=4, dn_activation=0.0)
     ledger = {3: (1, 12, 4096), 0: (2, 24, 8192)} if ledger is None else ledger

@@ -11,12 +11,13 @@ import pytest
 from safetensors import safe_open
 
 from syncer.checkpoint import safetensors, yeto
-from syncer.checkpoint.facts import Cut, Facts, check_contiguous, expected_version
+from syncer.checkpoint.facts import Cut, Facts, check_contiguous
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
 from syncer.kernels import sha256
 from syncer.layout import FragmentLayout, Layout
+from syncer.steps import version_at
 from tests.checkpoint.cuts import LAYOUT, make_cut, version_of
 from tests.golden.merge_reference import checkpoint_v3, contiguous_version
 
@@ -258,11 +259,11 @@ def test_versions_of_two_cuts_are_refused(tmp_path):
     assert load(path)[0].versions == (5, 2, 3, 4)
 
 
-def test_the_expected_versions_are_those_of_the_reference():
+def test_the_version_ats_are_those_of_the_reference():
     for count in range(1, 6):
         for step in range(40):
             for p in range(count):
-                assert expected_version(step, p, count) == contiguous_version(step, p, count)
+                assert version_at(step, p, count) == contiguous_version(step, p, count)
 
 
 def test_a_cut_must_be_contiguous_to_be_written():

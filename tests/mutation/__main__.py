@@ -1,4 +1,4 @@
-"""`python -m tests.mutation [number…]`: breaks the scheduler one line at a time and runs its tests.
+"""`python -m tests.mutation [number…]`: breaks the rules one line at a time and runs its tests.
 
 Works on a copy of the tree, builds it after every mutation, and says which test noticed. What
 nothing notices is a rule that is not tested; exit status 1 if there is any. It takes some minutes
@@ -48,7 +48,7 @@ def verdict(tree: Path) -> str | None:
 
 def apply(tree: Path, mutation: Mutation) -> str:
     """Put the mistake in; returns the file as it was."""
-    path = tree / "syncer" / "core" / mutation.file
+    path = tree / mutation.file
     text = path.read_text(encoding="utf-8")
     assert text.count(mutation.old) == 1, f"{mutation.file}: {mutation.old!r} must stand there once"
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
@@ -73,9 +73,9 @@ def main() -> int:
                 raise SystemExit(f"mutation {number} does not build")
             noticed = verdict(tree)
             missed += noticed is None
-            print(f"| {number} | {mutation.file} | {mutation.mistake} | {noticed or 'NOTHING'} |",
-                  flush=True)
-            (tree / "syncer" / "core" / mutation.file).write_text(before, encoding="utf-8")
+            print(f"| {number} | {mutation.rules} | {mutation.file} | {mutation.mistake} | "
+                  f"{noticed or 'NOTHING'} |", flush=True)
+            (tree / mutation.file).write_text(before, encoding="utf-8")
     print(f"{len(chosen)} mutations, {missed} not noticed")
     return 1 if missed else 0
 

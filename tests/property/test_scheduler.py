@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from syncer.core import actions as act
 from syncer.core import events as ev
-from syncer.core.run.scheduler import Phase
+from syncer.core.run.phases import Phase
 from tests.toy_driver import MS, ToyDriver, toy_config
 
 SLOW_OK = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -344,9 +344,9 @@ RARE_PATHS = {
     "quorum timeout: new frozen-membership attempt", "stale base-relative delta admitted",
     "quorum timeout: relaunch deferred, too few learners",
     "quorum timeout: missing learners of the fixed roster pulled again",
-    "OutOfRound", "UnexpectedMember", "FutureBase", "StaleBase", "Duplicate",
-    "late push carried into round", "late push waits for the next round", "carry_superseded",
-    "carry_lag_exceeded", "learner-budget cutoff checkpoint written",
+    *act.PushRefusal,
+    "late push carried into round", "late push waits for the next round",
+    "learner-budget cutoff checkpoint written",
     "tape carried", "tape released", "tape joined", "closed by carry alone", "late fold reopened",
     "capacity shrink", "closed without quorum",
 }

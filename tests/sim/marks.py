@@ -19,11 +19,11 @@ REQUIRED = frozenset({
     "quorum timeout: relaunch deferred, too few learners", "capacity shrink",
     "quorum timeout: missing learners of the fixed roster pulled again",
     # pushes
-    "Duplicate", "OutOfRound", "UnexpectedMember", "FutureBase", "StaleBase",
+    *act.PushRefusal,
     "stale push under an exact fold", "stale base-relative delta admitted", "tape released",
     # late carry
     "late push carried into round", "late push waits for the next round", "carry answers",
-    "carry_lag_exceeded", "carry_superseded", "carried delta survives a relaunch", "tape carried",
+    "carried delta survives a relaunch", "tape carried",
     # commits and saves
     "merged before its turn", "background save waited for", "commits held for a save",
     "saved round", "saved periodic", "saved periodic in the background", "saved final",
@@ -54,7 +54,7 @@ class Marks:
             current = scheduler.members.current[event.learner]
             if current is None or current.generation != event.generation:
                 self.found.add("superseded tail")
-        elif isinstance(event, ev.Stop) and scheduler.saves.outstanding == "round":
+        elif isinstance(event, ev.Stop) and scheduler.saves.outstanding is act.SaveKind.ROUND:
             self.found.add("signal while a step was written")
         elif isinstance(event, ev.MergeDone) and event.step > scheduler.global_step + 1:
             self.found.add("merged before its turn")
@@ -78,7 +78,7 @@ class Marks:
     def on_log(self, action) -> None:
         reason = action.fields.get("reason", action.text)
         self.found.add(reason)
-        if reason == "StaleBase" and self.config.fold == "exact":
+        if reason is act.PushRefusal.STALE_BASE and self.config.fold == "exact":
             self.found.add("stale push under an exact fold")
         if "new frozen-membership attempt" in reason and (
                 self.scheduler.rounds[action.fields["step"]].carried):

@@ -435,13 +435,13 @@ class SimServer:
 
     def do_save(self, action):
         """Through the real writer onto the simulated disk; the final state is only time."""
-        if action.kind == "final-state" or self.disk is None:
+        if action.kind is act.SaveKind.FINAL_STATE or self.disk is None:
             broken = self.disk is not None and self.world.chance(self.disk.fault_chance)
             self.world.after(self.world.between(1, 1000) * MS, self.handle, ev.Saved(
                 action.kind, action.step, "Input/output error" if broken else None))
             return
         versions = self.versions()
-        if action.kind == "round" and action.step > 0:
+        if action.kind is act.SaveKind.ROUND and action.step > 0:
             prepared, parts = self.prepared[action.step]
             versions[prepared.fragment] = prepared.result
             self.in_cut = (action.step, prepared.fragment, parts)
@@ -462,7 +462,7 @@ class SimServer:
             self.handle(ev.Saved(action.kind, action.step, error))
 
         self.disk.save(cut, done, let_go=action.background,
-                       mark=action.kind == "final" and self.config.mark_final_checkpoint)
+                       mark=action.kind is act.SaveKind.FINAL and self.config.mark_final_checkpoint)
 
     def note_cut(self, step: int, versions: list) -> None:
         self.cuts[step] = [version.params.tobytes() for version in versions]

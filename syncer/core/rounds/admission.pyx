@@ -1,46 +1,86 @@
-"""What becomes of a push: accepted, refused, or carried into a later round. rounds.md 4, 8, 9.
+"""What becomes of a push: accepted, refused, or carried into a later round.
 
-The reasons are tested in the order of the rules. A push is refused quietly: its connection stays
-and its payload goes back. Only a stale push under --max-base-lag 0 ends the run.
+Must not close a round or end the run: `gathering` looks at the rounds after every event, and a push
+that ends a strict run is returned as the sentence with which it ends.
+
+What a push says is checked twice. Whether it can be read at all (its length, its learner, that its
+values are finite) is checked at the connection, and a violation ends that connection. Here is asked
+whether it belongs: nothing a learner does in good faith ends its connection, because it may be
+late, or answer an attempt that was given up, through no fault of its own.
+
+rule 5.1 to rule 5.5. The reasons are tested in this order, and the first one that holds is told:
+
+    OutOfRound         no round of this step, fragment and attempt gathers: dropped or carried (8.1)
+    UnexpectedMember   its member is not in E; in a fixed roster any generation of the id is
+    FutureBase         its base is newer than the round's: the server went back, the learner did not
+    StaleBase          its base is more than --max-base-lag steps older than the round's
+    Duplicate          the slot has its push: the first one stays, whatever comes after it
+
+rule 5.6. A refused push costs its sender nothing but this push: the connection stays, the payload
+    goes back, the log says why. A stale one also gives its slot up, since that learner cannot
+    answer this pull with that anchor, and the others need not wait for it. Not if it has answered
+    before, and not under an exact fold, which is for the full roster or fails.
+rule 5.7. An accepted push is kept whatever becomes of its sender. Against an older base within the
+    limit it is merged as it is: a delta is a change, and stays one.
+
+rule 8.1. A push is late if its round, or the attempt it answers, is over. It is of use if its
+    sender lives, its base is no newer than the fragment, and no push of that learner was merged in
+    that step: then it says something that no merge has heard. It joins the fragment's gathering
+    round if that holds nothing of this learner, else it waits (rule 8.2).
+
+rule 7.3. A folded push is in the sum, and its payload free. A carried one is kept until the round
+    is merged, since a relaunch folds it again.
 """
 
 from syncer.core import actions as act
-from syncer.core.rounds.carry cimport Carried
-from syncer.core.rounds.gathering cimport Gathering, contribution_of
+from syncer.core.rounds.joining cimport Joining
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, RoundState, Slot
+from syncer.steps cimport fragment_of
+
+cdef object OUT_OF_ROUND = act.PushRefusal.OUT_OF_ROUND
+cdef object UNEXPECTED_MEMBER = act.PushRefusal.UNEXPECTED_MEMBER
+cdef object FUTURE_BASE = act.PushRefusal.FUTURE_BASE
+cdef object STALE_BASE = act.PushRefusal.STALE_BASE
+cdef object DUPLICATE = act.PushRefusal.DUPLICATE
+cdef object CARRY_SUPERSEDED = act.PushRefusal.CARRY_SUPERSEDED
 
 
-cdef class Admission(Gathering):
-    """The rules of admission on top of the gathering rounds."""
+cdef class Admission(Joining):
+    """The rules of admission on top of the rounds and their members."""
 
-    cdef int on_push(self, object event) except -1:
+    cdef str admit_push(self, object event):
+        """Decide about a push. Returns None, or why a strict run cannot go on."""
         cdef Round round = self.rounds.get(event.step)
         cdef Slot slot = None if round is None else round.slots.get(event.learner)
-        cdef str reason = self.refusal(round, slot, event)
+        reason = self.refusal(round, slot, event)
         if reason is None:
-            return self.accept(round, slot, event)
-        if reason == "OutOfRound" and self.policy.late_carry and self.carriable(round, event):
-            return self.carry(event)
+            self.accept(round, slot, event)
+            return None
+        if reason is OUT_OF_ROUND and self.policy.late_carry and self.carriable(round, event):
+            self.carry(event)
+            return None
         return self.refuse(round, slot, event, reason)
 
-    cdef str refusal(self, Round round, Slot slot, object event):
+    # rule 5.1, rule 5.2, rule 5.3, rule 5.4, rule 5.5
+    cdef object refusal(self, Round round, Slot slot, object event):
         """Why a push cannot join its round, or None."""
         if (round is None or round.state != RoundState.GATHERING
                 or round.fragment != event.fragment or round.attempt != event.attempt):
-            return "OutOfRound"
+            return OUT_OF_ROUND
         if slot is None:
-            return "UnexpectedMember"
+            return UNEXPECTED_MEMBER
         if not self.policy.fixed_roster and slot.member.generation != event.generation:
-            return "UnexpectedMember"
+            return UNEXPECTED_MEMBER
         if event.base > round.base:
-            return "FutureBase"
+            return FUTURE_BASE
         if self.policy.max_base_lag >= 0 and round.base - event.base > self.policy.max_base_lag:
-            return "StaleBase"
+            return STALE_BASE
         if slot.push is not None:
-            return "Duplicate"
+            return DUPLICATE
         return None
 
+    # rule 5.7
     cdef int accept(self, Round round, Slot slot, object event) except -1:
         cdef Member member = self.members.find(event.learner, event.generation)
         if event.base < round.base:
@@ -52,40 +92,33 @@ cdef class Admission(Gathering):
             member.observe(self.now_ns, event.local_step)
         return self.fold(round, event)
 
-    cdef int refuse(self, Round round, Slot slot, object event, str reason) except -1:
-        """Give the payload back and say why; a stale push also gives its slot up.
-
-        Not the slot of a learner that has answered: its first push stays. Not under an exact fold
-        either, which is for the full roster or fails.
-        """
+    # rule 5.6
+    cdef str refuse(self, Round round, Slot slot, object event, object reason):
+        """Give the payload back and say why; a stale push also gives its slot up."""
         self.emit(act.Release(event.payload))
         self.warn("push rejected", {
             "reason": reason, "learner": event.learner, "generation": event.generation,
             "fragment": event.fragment, "step": event.step, "attempt": event.attempt,
             "base": event.base})
-        if reason != "StaleBase":
-            return 0
+        if reason is not STALE_BASE:
+            return None
         round.stale_refused += 1
         if self.policy.max_base_lag == 0:
-            return self.strict_failure("rejected_stale_updates", (
-                f"learner {event.learner} pushed step {event.step} against version {event.base} of "
-                f"fragment {event.fragment}, expected {round.base}: with --max-base-lag 0 every "
-                "delta must be relative to the current version"))
+            return (f"learner {event.learner} pushed step {event.step} against version "
+                    f"{event.base} of fragment {event.fragment}, expected {round.base}: with "
+                    "--max-base-lag 0 every delta must be relative to the current version")
         if not round.answers(slot) and not self.policy.exact_fold:
             round.drop_slot(event.learner)
-        return 0
-
-    cdef int strict_failure(self, str metric, str text) except -1:
-        """End the run for a rule that allows no exception; the scheduler says how."""
-        raise NotImplementedError
+        return None
 
     # ---- late carry ----------------------------------------------------------------------------
 
+    # rule 8.1
     cdef bint carriable(self, Round round, object event):
         """Has the round of this push closed without it, and could it still be of use?"""
         if not 1 <= event.step < self.next_step:
             return False
-        if event.fragment != (event.step - 1) % self.fragments:
+        if event.fragment != fragment_of(event.step, self.fragments):
             return False
         if event.base > self.versions[event.fragment]:
             return False
@@ -115,14 +148,15 @@ cdef class Admission(Gathering):
         if dropped is not None:
             self.emit(act.Release(dropped.payload))
             self.warn("push rejected", {
-                "reason": "carry_superseded", "learner": dropped.learner,
+                "reason": CARRY_SUPERSEDED, "learner": dropped.learner,
                 "generation": dropped.generation, "fragment": dropped.fragment,
                 "step": dropped.step, "attempt": dropped.attempt, "base": dropped.base})
         return 0
 
     # ---- folds ---------------------------------------------------------------------------------
 
-    cdef int on_folded(self, object event) except -1:
+    # rule 7.3
+    cdef int folded(self, object event) except -1:
         """An own push is in its fold and its payload free; a carried one is kept for a relaunch."""
         cdef Round round = self.rounds.get(event.step)
         cdef Slot slot

@@ -18,5 +18,3 @@ cdef class CarryQueue:
     cdef list clear(self)
     cdef int note_merged(self, long long step, frozenset learners) except -1
     cdef bint was_merged(self, long long step, object learner)
-
-cpdef long long version_index(long long version, Py_ssize_t fragment, Py_ssize_t fragments) noexcept

@@ -1,8 +1,20 @@
-"""Late pushes that wait for their fragment's next round: rounds.md 9.
+"""Late pushes that wait for their fragment's next round.
 
-Holds what waits and what was merged lately; the scheduler asks, decides and emits. Bounded: one
-waiting push per (learner, fragment), and the merged ids of only as many rounds as a delta may lag.
+Holds what waits and what was merged lately; must not decide or emit: `admission` says what is
+carried (rule 8.1), `gathering` attaches it (rule 8.3 to rule 8.5).
+
+rule 8.2, one waiting push per (learner, fragment). The newer base wins: a learner's delta is
+relative to what it last applied, so of two deltas of one fragment the one against the newer version
+says more about where the learner stands now, and merging both would count the stretch they share
+twice. Two of the same base are the same stretch, and the first is kept.
+
+Two things are bounded here, because a fleet may run for months. What waits is one push for each
+learner and fragment, in its wire form. What was merged is remembered only for as many rounds of the
+fragment as a delta may lag: an older push would be refused for its lag anyway, so that it is not
+asked whether its learner was in that round (rule 8.1).
 """
+
+from syncer.steps cimport fragment_of
 
 
 cdef class Carried:
@@ -15,13 +27,6 @@ cdef class Carried:
         self.holds = True
 
 
-cpdef long long version_index(long long version, Py_ssize_t fragment, Py_ssize_t fragments) noexcept:
-    """How many merges of the fragment lie at or before a version (0 for version 0)."""
-    if version < fragment + 1:
-        return 0
-    return (version - 1 - fragment) // fragments + 1
-
-
 cdef class CarryQueue:
     """Waiting late pushes of a run."""
 
@@ -31,6 +36,7 @@ cdef class CarryQueue:
         self.waiting = {}
         self.merged = {}
 
+    # rule 8.2
     cdef object put(self, object push):
         """Let a push wait; returns the push that has to go: an older one, itself, or None."""
         cdef dict of_fragment = self.waiting.setdefault(push.fragment, {})
@@ -56,7 +62,7 @@ cdef class CarryQueue:
 
     cdef int note_merged(self, long long step, frozenset learners) except -1:
         """These learners' pushes were merged in this step."""
-        cdef list steps = self.merged.setdefault((step - 1) % self.fragments, [])
+        cdef list steps = self.merged.setdefault(fragment_of(step, self.fragments), [])
         steps.append((step, learners))
         if len(steps) > self.memory:
             del steps[0]
@@ -64,7 +70,7 @@ cdef class CarryQueue:
 
     cdef bint was_merged(self, long long step, object learner):
         """Was a push of the learner merged in this step, as far as that can still matter?"""
-        for merged_step, learners in self.merged.get((step - 1) % self.fragments, ()):
+        for merged_step, learners in self.merged.get(fragment_of(step, self.fragments), ()):
             if merged_step == step:
                 return learner in learners
         return False

@@ -1,29 +1,23 @@
 # C surface of the gathering of rounds: the state every later layer builds on.
 from syncer.core.rounds.carry cimport Carried, CarryQueue
-from syncer.core.rounds.membership cimport Member, Membership
-from syncer.core.rounds.policy cimport Policy
-from syncer.core.rounds.round cimport Round, Slot
+from syncer.core.rounds.ground cimport Ground
+from syncer.core.rounds.round cimport Round
 
-cdef class Gathering:
-    cdef readonly Policy policy
-    cdef readonly Membership members
+cdef class Gathering(Ground):
     cdef readonly dict rounds                # step -> Round, from launch to commit
     cdef readonly list gathering             # the rounds that still gather, ascending step
     cdef readonly list versions              # of each fragment; empty before the session is known
     cdef readonly Py_ssize_t fragments
-    cdef readonly Py_ssize_t depth
-    cdef readonly long long global_step
-    cdef readonly long long next_step
-    cdef readonly long long now_ns
+    cdef readonly Py_ssize_t depth           # of --pipeline
+    cdef readonly long long global_step      # newest committed step
+    cdef readonly long long next_step        # to be launched
     cdef readonly long long next_launch_ns
     cdef readonly long long sync_ns          # compute + commit + broadcast of the last commit
     cdef readonly CarryQueue late            # None before the session is known
-    cdef list out
 
-    cdef int emit(self, object action) except -1
-    cdef int log(self, str level, str text, dict fields) except -1
-    cdef int warn(self, str text, dict fields) except -1
-    cdef int open_session(self, Py_ssize_t fragments) except -1
+    cdef int open_session(self, Py_ssize_t fragments, long long step=*) except -1
+    cdef int committed(self, Round round) except -1
+    cdef int sync_took(self, long long sync_ns) except -1
     cdef int launch_due(self) except -1
     cdef int launch(self) except -1
     cdef int open_fold(self, Round round) except -1
@@ -32,20 +26,10 @@ cdef class Gathering:
     cdef int settle_all(self) except -1
     cdef int settle(self, Round round) except -1
     cdef int close(self, Round round) except -1
-    cdef list contributions(self, Round round)
     cdef int quorum_timeout(self, Round round) except -1
     cdef int pull_missing(self, Round round, dict fields) except -1
     cdef int relaunch(self, Round round, dict fields) except -1
     cdef int attach_waiting(self, Round round) except -1
     cdef int attach(self, Round round, object push, bint parked) except -1
-    cdef int catch_up(self, Member member) except -1
-    cdef int tail(self, Member member) except -1
-    cdef int replay_open_pulls(self, Member member) except -1
-    cdef int rebind(self, Member member) except -1
-    cdef int late_join(self, Member member) except -1
-    cdef bint recovers(self, Member dead)
-    cdef int shrink(self, Member dead) except -1
     cdef long long gathering_deadline_ns(self)
     cdef list free_everything(self)
-
-cdef object contribution_of(Policy policy, object push, Carried late=*)

@@ -1,71 +1,103 @@
-"""The life of a round up to its close: launch, grace, close, relaunch, and who enters it later.
+"""The life of a round up to its close: launch, close, quorum timeout, late pushes that join.
 
-Holds the state of the scheduler that rounds are made of, and every rule that launches, closes or
-changes an expected set. Pure, like everything here; must not decide about pushes (admission) or
-about the run as a whole (scheduler), which are the layers above.
+Holds the state that rounds are made of, and every rule that launches or ends a gathering. Must not
+decide about pushes (`admission`), about who comes and goes (`joining`) or about the run (`run/`),
+which are the layers above; *when* a round closes is asked of `closing`.
+
+Step t is one merge of fragment (t - 1) mod P. Steps are launched in order and commit in order, so
+that one number, the global step, says what every fragment's version is, and any saved cut is a
+prefix of the run.
+
+rule 4.1. At most *depth* rounds are between launch and commit, one for each fragment at the most.
+rule 4.2. A round is launched to every launchable member. With nobody there, or with a fixed roster
+    that is not complete, launching is tried again in 100 ms: an event may not come.
+rule 4.3. E, the expected set, is frozen at launch, and `base` is the fragment's version then: the
+    round's merge is a step from there. Everybody in E is sent the pull.
+rule 4.4. Launches keep a distance, so that each fragment is merged once in H steps of the slowest
+    learner and all fragments are spread evenly over that time.
+
+rule 6.11. At the quorum deadline a round to which too few could answer goes on waiting, with all
+    its pushes: a new attempt would throw them away and fail again. It is looked at every second.
+rule 6.12. Otherwise a new *attempt* asks those who are there now. It starts empty, because its base
+    and its set may be others; the number of the attempt keeps answers to the old one out (rule
+    5.1). Carried deltas stay: they were late before and are relative to their own base. They may
+    answer the new slots at once, so the round is settled again.
+rule 6.13. A fixed roster asks only those again who have not answered; nothing that was given is
+lost.
+
+rule 7.2. With a fold a push is added to the round's sum as it comes, in the order of the actions. A
+    fold is opened at launch and at relaunch; what was carried in is folded first.
+
+rule 8.3. A late push that waits joins its fragment's next round at the launch, in learner order.
+rule 8.4. One that lies more than --max-carry-lag merges of the fragment behind is given back.
+rule 8.5. Each merge it lies behind costs a factor --carry-gamma of its weight.
 """
 
 from libc.math cimport pow
 
 from syncer.core import actions as act
-from syncer.core.rounds.carry cimport Carried, CarryQueue, version_index
-from syncer.core.rounds.membership cimport Member, Membership, slowest_step_time_s
-from syncer.core.rounds.policy cimport Policy
-from syncer.core.rounds.closing cimport NEVER, Verdict, decide_close, grace_ns, launch_interval_ns
+from syncer.core.deadlines cimport NEVER
+from syncer.core.rounds.carry cimport Carried, CarryQueue
+from syncer.core.rounds.closing cimport (
+    Verdict, arm_grace, launch_interval_ns, relaunch_needs, time_of_verdict, verdict_of)
+from syncer.core.rounds.contributions cimport contribution_of, contributions_of
+from syncer.core.rounds.ground cimport Ground
+from syncer.core.rounds.membership cimport Member, slowest_step_time_s
 from syncer.core.rounds.round cimport Round, Slot
+from syncer.steps cimport fragment_of, merges_at, version_at
 
 cdef long long RETRY_NS = 100_000_000            # nobody to launch to
 cdef long long DEFER_NS = 1_000_000_000          # too few learners to relaunch to
+cdef object CARRY_LAG_EXCEEDED = act.PushRefusal.CARRY_LAG_EXCEEDED
 
 
-cdef object contribution_of(Policy policy, object push, Carried late=None):
-    """A push as the merge sees it, with the weight that is really used."""
-    cdef double weight = policy.weight(push)
-    if late is None:
-        return act.Contribution(push.learner, push.generation, push.base, push.c_steps,
-                                push.c_tokens, weight, push.payload)
-    return act.Contribution(push.learner, push.generation, push.base, push.c_steps, push.c_tokens,
-                            weight * late.discount, push.payload, True, late.lag, late.discount)
+cdef class Gathering(Ground):
+    """State and rules of the rounds of one run.
 
-
-cdef class Gathering:
-    """State and rules of the rounds of one run."""
+    Eighteen methods: the path of a round from launch to close, which reads best in one piece.
+    """
 
     def __init__(self, config, resumed=None):
-        self.policy = Policy(config, resumed is not None)
-        self.members = Membership(self.policy.learners)
+        Ground.__init__(self, config, resumed)
         self.rounds = {}
         self.gathering = []
         self.versions = []
         self.next_step = 1
-        self.out = []
 
-    cdef int emit(self, object action) except -1:
-        self.out.append(action)
-        return 0
-
-    cdef int log(self, str level, str text, dict fields) except -1:
-        self.out.append(act.Log(level, text, fields))
-        return 0
-
-    cdef int warn(self, str text, dict fields) except -1:
-        self.out.append(act.Log("WARNING", text, fields))
-        return 0
-
-    cdef int open_session(self, Py_ssize_t fragments) except -1:
-        """The number of fragments is known: by the first HELLO, or by a checkpoint."""
+    # rule 1.2, rule 4.1
+    cdef int open_session(self, Py_ssize_t fragments, long long step=0) except -1:
+        """The number of fragments is known: by the first HELLO, or by a checkpoint of `step`."""
         self.fragments = fragments
-        self.versions = [0] * fragments
+        self.global_step = step
+        self.next_step = step + 1
+        self.versions = [version_at(step, p, fragments) for p in range(fragments)]
         self.depth = min(max(self.policy.pipeline, 1), fragments)
         self.late = CarryQueue(fragments, self.policy.max_carry_lag)
         return 0
 
+    cdef int committed(self, Round round) except -1:
+        """The round's result is the fragment's version from now on."""
+        self.rounds.pop(round.step, None)        # not there any more once the run is stopping
+        self.global_step = round.step
+        self.versions[round.fragment] = round.step
+        round.committed_ns = self.now_ns
+        if self.policy.late_carry:
+            self.late.note_merged(round.step, frozenset(
+                [c.learner for c in round.contributions if not c.carried]))
+        return 0
+
+    cdef int sync_took(self, long long sync_ns) except -1:
+        """The last commit took this long to compute, publish and send: the next grace counts it."""
+        self.sync_ns = sync_ns
+        return 0
+
     # ---- launch --------------------------------------------------------------------------------
 
+    # rule 4.2
     cdef int launch_due(self) except -1:
         """Launch while depth, pace and candidates allow.
 
-        Steps are launched in order and commit in order, so a fragment is free as long as depth <= P.
+        Steps are launched and committed in order, so a fragment is free as long as depth <= P.
         """
         cdef Py_ssize_t needed = self.policy.learners if self.policy.fixed_roster else 1
         while (len(self.rounds) < self.depth and self.next_step <= self.policy.total_steps
@@ -76,10 +108,10 @@ cdef class Gathering:
             self.launch()
         return 0
 
+    # rule 4.3
     cdef int launch(self) except -1:
-        cdef Py_ssize_t fragment = (self.next_step - 1) % self.fragments
-        cdef Round round = Round(self.next_step, fragment, self.versions[fragment],
-                                 self.policy.capacities, self.policy.carry_answers)
+        cdef Py_ssize_t fragment = fragment_of(self.next_step, self.fragments)
+        cdef Round round = Round(self.next_step, fragment, self.versions[fragment], self.policy)
         cdef list members = self.members.launchable()
         cdef Member member
         round.launch(self.now_ns, members, self.now_ns + self.policy.quorum_timeout_ns)
@@ -87,12 +119,13 @@ cdef class Gathering:
         self.gathering.append(round)
         self.next_step += 1
         self.next_launch_ns = self.now_ns + launch_interval_ns(
-            self.policy.launch_floor_ns, self.policy.interval_steps, slowest_step_time_s(members),
-            self.fragments)
+            self.policy.min_round_interval_ns, self.policy.sync_interval_steps,
+            slowest_step_time_s(members), self.fragments)
         self.open_fold(round)
         self.attach_waiting(round)
         return self.pull(round, tuple([member.key for member in members]))
 
+    # rule 7.2
     cdef int open_fold(self, Round round) except -1:
         """With a fold, an empty one for the expected set; what has been carried in stays in."""
         cdef Carried late
@@ -114,7 +147,7 @@ cdef class Gathering:
     cdef int pull(self, Round round, tuple members) except -1:
         return self.emit(act.Pull(members, round.fragment, round.step, round.attempt))
 
-    # ---- grace, close, relaunch ----------------------------------------------------------------
+    # ---- close, quorum timeout -----------------------------------------------------------------
 
     cdef int settle_all(self) except -1:
         cdef Round round
@@ -124,16 +157,9 @@ cdef class Gathering:
 
     cdef int settle(self, Round round) except -1:
         """Arm grace when quorum is first seen, then close or relaunch if it is time."""
-        cdef bint quorum = self.policy.quorum_reached(round)
         cdef Verdict verdict
-        if quorum and round.quorum_ns == NEVER:
-            round.arm_grace(self.now_ns, grace_ns(
-                self.policy.grace_gamma, self.policy.grace_tau, self.policy.grace_cap_ns,
-                slowest_step_time_s(round.expected_members()),
-                (self.now_ns - round.launch_ns) * 1e-9, self.sync_ns * 1e-9))
-        verdict = decide_close(
-            self.now_ns, round.answered, len(round.slots), round.contributed(), quorum,
-            round.grace_deadline_ns, round.quorum_deadline_ns, self.policy.soft_deadline_of(round))
+        arm_grace(self.policy, round, self.now_ns, self.sync_ns)
+        verdict = verdict_of(self.policy, round, self.now_ns)
         if verdict == Verdict.CLOSE:
             self.close(round)
         elif verdict == Verdict.RELAUNCH:
@@ -141,7 +167,8 @@ cdef class Gathering:
         return 0
 
     cdef int close(self, Round round) except -1:
-        cdef list merged = self.contributions(round)
+        """From here on no push finds the round. What a fold holds is named without its payload."""
+        cdef list merged = contributions_of(self.policy, round)
         if self.policy.folds:
             merged = [contribution._replace(payload=None) for contribution in merged]
         self.gathering.remove(round)
@@ -149,38 +176,21 @@ cdef class Gathering:
         return self.emit(act.StartMerge(round.step, round.fragment, round.base,
                                         round.contributions))
 
-    cdef list contributions(self, Round round):
-        """What the round would merge now, ascending (learner, generation), carried before own."""
-        cdef Slot slot
-        cdef Carried late
-        cdef object own
-        cdef list found = []
-        for learner in sorted(round.slots.keys() | round.carried.keys()):
-            slot = round.slots.get(learner)
-            late = round.carried.get(learner)
-            own = None if slot is None else slot.push
-            if late is not None and (own is None or late.push.generation <= own.generation):
-                found.append(contribution_of(self.policy, late.push, late))
-                late = None
-            if own is not None:
-                found.append(contribution_of(self.policy, own))
-            if late is not None:                 # of a newer connection than the learner's own push
-                found.append(contribution_of(self.policy, late.push, late))
-        return found
-
+    # rule 6.11
     cdef int quorum_timeout(self, Round round) except -1:
         """Too few answers in time: ask again, ask others, or wait for learners to come back."""
         cdef dict fields = {"step": round.step, "attempt": round.attempt,
                             "answered": round.answered, "expected": len(round.slots)}
         if self.policy.fixed_roster:
             return self.pull_missing(round, fields)
-        if self.members.launchable_count < self.policy.relaunch_needs():
+        if self.members.launchable_count < relaunch_needs(self.policy):
             round.quorum_deadline_ns = self.now_ns + DEFER_NS
             fields["launchable"] = self.members.launchable_count
-            fields["quorum"] = self.policy.relaunch_needs()
+            fields["quorum"] = relaunch_needs(self.policy)
             return self.warn("quorum timeout: relaunch deferred, too few learners", fields)
         return self.relaunch(round, fields)
 
+    # rule 6.13
     cdef int pull_missing(self, Round round, dict fields) except -1:
         """Fixed roster: everything stays, only the missing ids are asked again."""
         cdef Member member
@@ -197,12 +207,12 @@ cdef class Gathering:
             self.pull(round, tuple(missing))
         return 0
 
+    # rule 6.12
     cdef int relaunch(self, Round round, dict fields) except -1:
         """A new attempt to those who are there; pushes are discarded, carried deltas stay."""
         cdef list members = self.members.launchable()
         cdef Member member
-        for payload in round.free_pushes():
-            self.emit(act.Release(payload))
+        self.release_all(round.free_pushes())
         round.launch(self.now_ns, members, self.now_ns + self.policy.quorum_timeout_ns)
         fields["attempt"] = round.attempt
         self.warn("quorum timeout: new frozen-membership attempt", fields)
@@ -212,22 +222,24 @@ cdef class Gathering:
 
     # ---- late pushes that join -----------------------------------------------------------------
 
+    # rule 8.3
     cdef int attach_waiting(self, Round round) except -1:
         for push in self.late.take(round.fragment):
             self.attach(round, push, True)
         return 0
 
+    # rule 8.4, rule 8.5
     cdef int attach(self, Round round, object push, bint parked) except -1:
         """A late push joins a gathering round, unless it is too many versions behind."""
-        cdef long long lag = (version_index(round.base, round.fragment, self.fragments)
-                              - version_index(push.base, round.fragment, self.fragments))
+        cdef long long lag = (<long long>merges_at(round.base, round.fragment, self.fragments)
+                              - <long long>merges_at(push.base, round.fragment, self.fragments))
         cdef dict fields = {"learner": push.learner, "generation": push.generation,
                             "fragment": push.fragment, "step": push.step, "base": push.base,
                             "lag": lag}
         cdef Carried late
         if lag > self.policy.max_carry_lag:
             self.emit(act.Release(push.payload))
-            return self.warn("push rejected", {"reason": "carry_lag_exceeded", **fields})
+            return self.warn("push rejected", {"reason": CARRY_LAG_EXCEEDED, **fields})
         late = Carried(push, lag, pow(self.policy.carry_gamma, <double>lag))
         round.attach(late)
         if parked:
@@ -236,100 +248,16 @@ cdef class Gathering:
         return self.log("INFO", "late push carried into round",
                         {**fields, "into": round.step, "discount": late.discount})
 
-    # ---- catch-up and its tail -----------------------------------------------------------------
-
-    cdef int catch_up(self, Member member) except -1:
-        self.members.hold(member)
-        return self.emit(act.CatchUp(member.learner, member.generation))
-
-    cdef int tail(self, Member member) except -1:
-        """What a member gets into once it is up to date and held no more."""
-        if self.policy.fixed_roster:
-            return self.replay_open_pulls(member)
-        self.rebind(member)
-        return self.late_join(member)
-
-    cdef int replay_open_pulls(self, Member member) except -1:
-        """Fixed roster: the pulls of the open rounds that this id has not answered."""
-        cdef Round round
-        cdef Slot slot
-        for round in self.gathering:
-            slot = round.slots[member.learner]
-            if slot.push is None:
-                self.pull(round, (member.key,))
-        return 0
-
-    cdef int rebind(self, Member member) except -1:
-        """Slots of a dead generation of this learner without a push become this member's."""
-        cdef Round round
-        cdef Slot slot
-        for round in self.gathering:
-            slot = round.slots.get(member.learner)
-            if slot is None or slot.push is not None or slot.member.connected:
-                continue
-            self.log("INFO", "rebound outstanding pull", {
-                "learner": member.learner, "step": round.step, "attempt": round.attempt,
-                "generation": member.generation, "died": slot.member.generation})
-            slot.member = member
-            self.pull(round, (member.key,))
-        return 0
-
-    cdef int late_join(self, Member member) except -1:
-        """Enter the rounds still gathering that were launched without this learner, ascending.
-
-        Not a capacity round, whose threshold assumes that E only shrinks, and not an exact fold
-        that has begun, whose order and weights are those of its roster.
-        """
-        cdef Round round
-        if self.policy.capacity_quorum is not None:
-            return 0
-        for round in self.gathering:
-            if member.learner in round.slots or member.learner in round.carried:
-                continue
-            if member.delivered[round.fragment] != round.base:
-                continue
-            if self.policy.exact_fold and round.pushed:
-                continue
-            round.join(member)
-            if self.policy.exact_fold:
-                self.open_fold(round)
-            self.log("INFO", "late joiner pulled into open round", {
-                "learner": member.learner, "generation": member.generation, "step": round.step,
-                "attempt": round.attempt})
-            self.pull(round, (member.key,))
-        return 0
-
-    cdef bint recovers(self, Member dead):
-        """Does a gathering round wait for this member, which has just gone?"""
-        cdef Round round
-        cdef Slot slot
-        for round in self.gathering:
-            slot = round.slots.get(dead.learner)
-            if slot is not None and slot.member is dead and slot.push is None:
-                return True
-        return False
-
-    cdef int shrink(self, Member dead) except -1:
-        """Capacity rounds: who has gone unanswered takes its capacity out of the total."""
-        cdef Round round
-        cdef Slot slot
-        for round in self.gathering:
-            slot = round.slots.get(dead.learner)
-            if slot is not None and slot.member is dead and not round.answers(slot):
-                round.drop_slot(dead.learner)
-        return 0
-
     # ---- for the layers above ------------------------------------------------------------------
 
     cdef long long gathering_deadline_ns(self):
-        """When time alone changes something: a launch, a grace or soft deadline, a quorum timeout."""
+        """When time alone changes something: a launch, grace, a soft or a quorum deadline."""
         cdef long long due = NEVER
         cdef Round round
         if len(self.rounds) < self.depth and self.next_step <= self.policy.total_steps:
             due = self.next_launch_ns
         for round in self.gathering:
-            due = min(due, round.quorum_deadline_ns if round.quorum_ns == NEVER
-                      else round.grace_deadline_ns, self.policy.soft_deadline_of(round))
+            due = min(due, time_of_verdict(self.policy, round))
         return due
 
     cdef list free_everything(self):

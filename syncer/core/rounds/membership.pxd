@@ -1,5 +1,5 @@
 # C surface of membership: who is connected, who is current, who is held.
-# Nothing here is `nogil`; a Member outlives its connection for as long as a round's slot points to it.
+# Nothing here is `nogil`; a Member outlives its connection as long as a round's slot points to it.
 
 cdef class Member:
     cdef readonly Py_ssize_t learner
@@ -7,7 +7,7 @@ cdef class Member:
     cdef readonly tuple key                  # (learner, generation), shared by every action
     cdef readonly bint connected
     cdef readonly bint held                  # a catch-up is under way: in no new expected set
-    cdef readonly tuple delivered            # version of each fragment at the last tail; None before
+    cdef readonly tuple delivered            # versions of the fragments at its tail; None before
     cdef readonly double step_time_s         # < 0: no estimate
     cdef bint init_dropped                   # gave an initial value while a newer one was current
     cdef bint sampled
@@ -20,7 +20,7 @@ cdef class Member:
 cdef class Membership:
     cdef readonly dict members               # (learner, generation) -> Member, connected ones only
     cdef readonly list current               # by learner id: Member or None
-    cdef readonly list newest                # by learner id: generation of the newest HELLO, 0 before
+    cdef readonly list newest                # by learner id: generation of the newest HELLO, or 0
     cdef readonly Py_ssize_t current_count
     cdef readonly Py_ssize_t launchable_count
 

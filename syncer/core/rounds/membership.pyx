@@ -1,10 +1,25 @@
 """Members of a run: generations, `current`, hold, delivered versions, step-time estimates.
 
-Pure state; knows nothing of rounds. Must not read a clock: every time is an argument.
+Pure state; must not know rounds or read a clock: every time is an argument.
 
-A *member* is one connection of a learner: (learner id, generation). `current(L)` is the member of
-the newest accepted HELLO of L, or nobody once that one has gone. An older connection that is still
-open may answer the pulls it got; it becomes current again only by `promote`, with a new catch-up.
+A *member* is one connection of a learner: (learner id, generation). A learner draws a new
+generation for every connection, so that two connections of one learner are never taken for each
+other: a push says by its member which anchor and which pulls it can belong to.
+
+rule 2.1. The newest accepted HELLO of a learner is its *current* member. It supersedes the older
+one without closing it: a learner that dials again may have done so because its old connection broke
+on one side only, and what that one still delivers is good. The older member may answer the pulls it
+got, gets no new ones, and becomes current again only by `promote` (rule 2.4).
+
+rule 2.3. A connection that goes takes only itself away, never the member that has followed it.
+
+rule 3.2. A current member is *held* from the beginning of its catch-up to its end. *Launchable* is
+who is current and not held; new expected sets are made of nobody else.
+
+rule 2.6. A member's step time is measured, not configured: fleets are mixed, and machines get slow.
+Its clock restarts with every sample, also one without progress, so that a pause between two phases
+of training never counts as one long step; half of the estimate is the newest sample, so that a
+learner that has become fast is not waited for as a slow one for long. It is dropped at disconnect.
 """
 
 
@@ -18,11 +33,11 @@ cdef class Member:
         self.connected = True
         self.step_time_s = -1.0
 
+    # rule 2.6
     cpdef void observe(self, long long now_ns, unsigned long long local_step) noexcept:
         """Feed one (time, optimizer step) sample into the step-time estimate.
 
-        s = elapsed / steps; the estimate is s first, then the mean of s and itself. The clock
-        restarts on every sample, so a pause without steps never counts as one slow step.
+        s = elapsed / steps; the estimate is s first, then the mean of s and itself.
         """
         cdef double s
         if self.sampled and local_step > self.sample_step:
@@ -61,8 +76,9 @@ cdef class Membership:
     cdef bint is_current(self, Member member):
         return self.current[member.learner] is member
 
+    # rule 2.1
     cdef Member admit(self, object learner, object generation):
-        """Register an accepted HELLO; it supersedes the learner's current member without closing it."""
+        """Register an accepted HELLO; it supersedes the current member without closing it."""
         cdef Member member = Member(learner, generation)
         cdef Member old = self.current[member.learner]
         if old is None:
@@ -83,6 +99,7 @@ cdef class Membership:
         self.launchable_count += not member.held
         return 0
 
+    # rule 2.3
     cdef Member leave(self, object learner, object generation):
         """Forget a connection; None if it was not known. Never removes a newer generation."""
         cdef Member member = self.members.pop((learner, generation), None)
@@ -112,6 +129,7 @@ cdef class Membership:
             self.launchable_count += 1
         return 0
 
+    # rule 3.2
     cdef list launchable(self):
         """Current members that are not held, ascending id."""
         cdef list found = []

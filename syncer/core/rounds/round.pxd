@@ -1,6 +1,7 @@
 # C surface of a round. Times are ns of the scheduler's clock; NEVER means unset.
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.policy cimport Policy
 
 cpdef enum RoundState:
     GATHERING = 0
@@ -22,7 +23,6 @@ cdef class Round:
     cdef readonly RoundState state
     cdef readonly dict slots                 # learner id -> Slot: the expected set E
     cdef readonly dict carried               # learner id -> Carried: late pushes that joined
-    cdef readonly bint carry_answers         # a carried delta answers its learner's slot
     cdef readonly Py_ssize_t answered        # answered slots
     cdef readonly Py_ssize_t pushed          # slots with a push
     cdef readonly object capacity_expected   # of E, in millionths
@@ -40,7 +40,7 @@ cdef class Round:
     cdef readonly double gnorm
     cdef readonly str error
     cdef readonly long long committed_ns
-    cdef dict capacities
+    cdef Policy policy
 
     cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1
     cdef bint contributed(self) noexcept

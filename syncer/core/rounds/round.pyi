@@ -1,9 +1,11 @@
 from enum import IntEnum
+from typing import Self
 
 from syncer.core.actions import Contribution
 from syncer.core.events import Push
 from syncer.core.rounds.carry import Carried
 from syncer.core.rounds.membership import Member
+from syncer.core.rounds.policy import Policy
 
 class RoundState(IntEnum):
     GATHERING = 0
@@ -14,6 +16,7 @@ class Slot:
     member: Member
     push: Push | None
     holds: bool
+    def __new__(cls, member: Member) -> Self: ...
 
 class Round:
     step: int
@@ -23,7 +26,6 @@ class Round:
     state: RoundState
     slots: dict[int, Slot]
     carried: dict[int, Carried]
-    carry_answers: bool
     answered: int
     pushed: int
     capacity_expected: int
@@ -41,3 +43,4 @@ class Round:
     gnorm: float
     error: str | None
     committed_ns: int
+    def __new__(cls, step: int, fragment: int, base: int, policy: Policy) -> Self: ...

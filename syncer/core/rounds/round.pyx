@@ -1,20 +1,23 @@
 """One round: the gathering of one step, from launch to commit.
 
 Holds the expected set with its slots, the attempt, the deadlines, the late pushes that joined, and
-afterwards the result's figures. It changes only through the methods below; must not decide
-anything or emit actions.
+afterwards the result's figures. It changes only through the methods below; must not decide anything
+or emit actions. The sums (answered, capacities) are kept, not made: a fleet of thousands pushes to
+dozens of open rounds, and every push asks every round whether it may close.
 
     launch -> GATHERING -> start_computing -> COMPUTING -> finish_computing -> READY -> committed
                  launch again: attempt + 1, new expected set, empty slots
 
-What may change the expected set while gathering, and nothing else: a slot passing to another
-generation of its learner, `join`, `drop_slot`, a new launch. The first three leave attempt, base,
-launch time and every deadline as they are.
+What may change the expected set E while gathering, and nothing else: a slot passing to another
+generation of its learner (rule 3.4), `join` (rule 3.5), `drop_slot` (rule 5.4, rule 6.10), a new
+launch (rule 6.12). The first three leave attempt, base, launch time and every deadline as they are
+(rule 3.6): who comes late must not move the moment for which the others wait.
 """
 
 from syncer.core.rounds.carry cimport Carried
+from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.membership cimport Member
-from syncer.core.rounds.closing cimport NEVER
+from syncer.core.rounds.policy cimport Policy
 
 cdef object MILLION = 1_000_000
 
@@ -29,20 +32,18 @@ cdef class Slot:
 cdef class Round:
     """The gathering, merge and commit of one step.
 
-    capacities: learner id -> millionths, 1 for ids not named; carry_answers: a carried delta counts
-    as the answer of its learner's slot.
+    More than twenty attributes: this is the one place where everything about a round stands.
     """
 
-    def __cinit__(self, long long step, Py_ssize_t fragment, long long base, dict capacities,
-                  bint carry_answers):
+    def __cinit__(self, long long step, Py_ssize_t fragment, long long base, Policy policy):
         self.step = step
         self.fragment = fragment
         self.base = base
-        self.capacities = capacities
-        self.carry_answers = carry_answers
+        self.policy = policy
         self.carried = {}
         self.committed_ns = NEVER
 
+    # rule 8.7
     cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1:
         """Begin the next attempt with these members (ascending id) as the expected set.
 
@@ -61,8 +62,8 @@ cdef class Round:
             self.slots[member.learner] = slot
             if self.answers(slot):
                 self.count_answer(slot)
-        if self.capacities:
-            self.capacity_expected = sum([self.capacities.get(i, MILLION) for i in self.slots])
+        if self.policy.learner_capacity:
+            self.capacity_expected = sum([self.policy.capacity_of(i) for i in self.slots])
         else:
             self.capacity_expected = MILLION * len(self.slots)
         self.launch_ns = now_ns
@@ -78,14 +79,15 @@ cdef class Round:
         """Would a merge have anything to merge?"""
         return self.pushed > 0 or len(self.carried) > 0
 
+    # rule 8.6
     cdef bint answers(self, Slot slot):
-        """Has this slot's learner answered?"""
-        return slot.push is not None or (self.carry_answers
+        """Has its learner answered? With --carry-answers-round a carried delta is an answer."""
+        return slot.push is not None or (self.policy.carry_answers_round
                                          and slot.member.learner in self.carried)
 
     cdef int count_answer(self, Slot slot) except -1:
         self.answered += 1
-        self.capacity_answered += self.capacities.get(slot.member.learner, MILLION)
+        self.capacity_answered += self.policy.capacity_of(slot.member.learner)
         return 0
 
     cdef int accept(self, Slot slot, object push) except -1:
@@ -102,7 +104,7 @@ cdef class Round:
         """A late push joins this round, whether or not its learner is expected."""
         cdef Slot slot = self.slots.get(late.push.learner)
         self.carried[late.push.learner] = late
-        if self.carry_answers and slot is not None and slot.push is None:
+        if self.policy.carry_answers_round and slot is not None and slot.push is None:
             self.count_answer(slot)
         return 0
 
@@ -116,14 +118,15 @@ cdef class Round:
     cdef int drop_slot(self, Py_ssize_t learner) except -1:
         """The round does not wait for this learner, who has not answered, any more."""
         del self.slots[learner]
-        self.capacity_expected -= self.capacities.get(learner, MILLION)
+        self.capacity_expected -= self.policy.capacity_of(learner)
         self.released.append(learner)
         return 0
 
+    # rule 3.6
     cdef int join(self, Member member) except -1:
-        """A late joiner enters the expected set."""
+        """A late joiner enters the expected set, and nothing else changes."""
         self.slots[member.learner] = Slot(member)
-        self.capacity_expected += self.capacities.get(member.learner, MILLION)
+        self.capacity_expected += self.policy.capacity_of(member.learner)
         self.joined.append(member.learner)
         return 0
 

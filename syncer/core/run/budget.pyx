@@ -1,9 +1,14 @@
-"""Who has reported that its step budget is spent: rounds.md 11.
+"""Who has reported that its step budget is spent.
 
-Pure bookkeeping of a gate that has closed; it never opens again.
+Pure bookkeeping of a gate that has closed; it never opens again. What closes it and what follows is
+`ending`'s (rule 11.1, rule 11.4); must not end a run.
+
+rule 11.3. A learner that is slow but alive is waited for: each sign of progress renews its lease.
+    Only a step count within the budget is one, since a learner beyond it has missed the gate and
+    would renew for ever. A report ends the lease, and a second one changes nothing.
 """
 
-from syncer.core.rounds.closing cimport NEVER
+from syncer.core.deadlines cimport NEVER
 
 
 cdef class BudgetGate:
@@ -13,6 +18,7 @@ cdef class BudgetGate:
         self.lease_ns = lease_ns
         self.leases = dict.fromkeys(range(learners), now_ns + lease_ns)
 
+    # rule 11.3
     cdef int renew(self, object learner, long long now_ns) except -1:
         """A sign of progress from a learner that has not reported yet."""
         if learner in self.leases:

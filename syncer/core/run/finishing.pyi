@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from typing import Self
 
 class FinalCut:
@@ -6,4 +7,4 @@ class FinalCut:
     expected: frozenset[int]
     eligible: set[tuple[int, int]]
     acknowledged: dict[int, tuple[int, int]]
-    def __new__(cls, step: int, deadline_ns: int, expected: object) -> Self: ...
+    def __new__(cls, step: int, deadline_ns: int, expected: Iterable[int]) -> Self: ...

@@ -1,6 +1,12 @@
-"""Who must acknowledge the final cut, and who has: rounds.md 12.
+"""Who must acknowledge the final cut, and who has.
 
-Pure bookkeeping; sending the cut and ending the run is the scheduler's.
+Pure bookkeeping; must not send the cut or end the run, which is `ending`'s (rule 12.1 to rule
+12.6).
+
+rule 12.3. An acknowledgement counts if it names step T and comes from a generation that was sent
+    the whole cut, of a learner that is expected. An older connection of the same learner may still
+    say yes to something it never got. Once counted it stays: the learner may end on it, and what
+    has ended cannot acknowledge again.
 """
 
 
@@ -18,6 +24,7 @@ cdef class FinalCut:
         """Must this learner still get the cut?"""
         return learner in self.expected and learner not in self.acknowledged
 
+    # rule 12.3
     cdef bint acknowledge(self, object learner, object generation, object step):
         """Count an acknowledgement; False if it changes nothing. It is never undone."""
         if step != self.step or (learner, generation) not in self.eligible:

@@ -1,6 +1,7 @@
 from typing import Any
 
 from syncer.core.rounds.round import Round
+from syncer.protocol import PROTOCOL_VERSION as PROTOCOL_VERSION
 
 DELTA_SEMANTICS: str
 

@@ -1,10 +1,10 @@
-"""The records of the event tape, keys in the order of rounds.md 13.
+"""The records of the event tape, keys in the order in which readers know them.
 
 Pure: builds dictionaries; writing them is the driver's.
 """
 
+from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.membership cimport Member
-from syncer.core.rounds.closing cimport NEVER
 from syncer.core.rounds.round cimport Round, Slot
 
 from syncer.protocol import PROTOCOL_VERSION
@@ -16,9 +16,9 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
     """The record of one committed round.
 
     layout_hash: the fingerprint in hex. `ms` runs from the launch of the merged attempt to the
-    commit; `sync_ms` is compute + commit + broadcast. A `contribution` is a share of the total weight
-    of pushes and carried deltas, 0 when that is not positive. `responded` are the expected learners
-    that answered; with --carry-answers-round a carried delta is an answer.
+    commit; `sync_ms` is compute + commit + broadcast. A `contribution` is a share of the total
+    weight of pushes and carried deltas, 0 when that is not positive. `responded` are the expected
+    learners that answered; with --carry-answers-round a carried delta is an answer.
     """
     cdef Slot slot
     cdef Member member

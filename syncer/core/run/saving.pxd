@@ -3,9 +3,9 @@
 cdef class Saves:
     cdef readonly bint on                    # a checkpoint path is set
     cdef readonly bint every_commit          # a step is durable before it is visible
-    cdef readonly str outstanding            # kind of the one Save that is under way
+    cdef readonly object outstanding         # SaveKind of the one Save that is under way
     cdef readonly bint in_background         # rounds go on meanwhile
-    cdef readonly str wanted                 # kind of the Save that waits for it
+    cdef readonly object wanted              # SaveKind of the Save that waits for it
     cdef readonly long long durable_step     # newest cut that is known to be on disk; -1: none
     cdef readonly str failure                # of a write in the background; told at the next wait
     cdef long long every, step
@@ -13,5 +13,5 @@ cdef class Saves:
 
     cdef bint hold_commits(self)
     cdef bint due(self, long long step)
-    cdef int start(self, str kind, long long step) except -1
-    cdef str done(self, object error)
+    cdef int start(self, object kind, long long step) except -1
+    cdef object done(self, object error)

@@ -1,9 +1,12 @@
+from syncer.config import Config
+from syncer.core.actions import SaveKind
+
 class Saves:
     on: bool
     every_commit: bool
-    outstanding: str | None
+    outstanding: SaveKind | None
     in_background: bool
-    wanted: str | None
+    wanted: SaveKind | None
     durable_step: int
     failure: str | None
-    def __init__(self, config: object, durable_step: int = -1) -> None: ...
+    def __init__(self, config: Config, durable_step: int = ...) -> None: ...

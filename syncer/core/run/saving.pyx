@@ -1,9 +1,22 @@
-"""Which write is under way, which one waits for it, and what is on disk: rounds.md 10 and 12.
+"""Which write is under way, which one waits for it, and what is on disk.
 
-Pure bookkeeping; when to write is the scheduler's. There is one Save at a time: what comes while one
-runs waits for its Saved. Kinds: "round" (before a step becomes visible), "periodic", "final",
-"final-state", "budget-cutoff", "shutdown" (a signal) and "failure" (the last cut of a broken run).
+Pure bookkeeping; must not decide when to write, which is `committing`'s. There is one Save at a
+time: what comes while one runs waits for its Saved (rule 10.3). The kinds are `actions.SaveKind`.
+
+rule 10.4. A periodic checkpoint is due after every N-th step, counted from the first step of the
+    run and not of the process, so that a resumed run writes at the steps where an unbroken one
+    would.
+rule 10.5. Commits wait while a cut is written, or waits to be written: it is the current one and
+    must stay it, since the writer reads the versions themselves, not copies. A write in the
+    background holds its versions itself, at the price of memory, and rounds go on.
+rule 10.6. When a write in the background fails, the run goes on: the file before is intact. It is
+    told, and ends the run with status 5, when the next write is due, since from then on the promise
+    that at most N steps can be lost is broken.
 """
+
+from syncer.core.actions import SaveKind
+
+cdef object PERIODIC = SaveKind.PERIODIC, FINAL_STATE = SaveKind.FINAL_STATE
 
 
 cdef class Saves:
@@ -16,32 +29,32 @@ cdef class Saves:
         self.background = self.on and config.background_checkpoint
         self.durable_step = durable_step
 
+    # rule 10.5
     cdef bint hold_commits(self):
-        """The cut that is written, or waits to be written, is the current one: it must stay so.
-
-        A write in the background holds its versions itself.
-        """
+        """The cut that is written, or waits to be written, is the current one: it must stay so."""
         return self.wanted is not None or (self.outstanding is not None and not self.in_background)
 
+    # rule 10.4
     cdef bint due(self, long long step):
         """Is a periodic save due after this step?"""
         return self.on and self.every > 1 and step % self.every == 0
 
-    cdef int start(self, str kind, long long step) except -1:
+    cdef int start(self, object kind, long long step) except -1:
         """The wanted save begins."""
         self.wanted = None
         self.outstanding = kind
         self.step = step
-        self.in_background = self.background and kind == "periodic"
+        self.in_background = self.background and kind is PERIODIC
         return 0
 
-    cdef str done(self, object error):
+    # rule 10.6
+    cdef object done(self, object error):
         """The save that was under way has ended; returns its kind."""
-        cdef str kind = self.outstanding
+        kind = self.outstanding
         self.outstanding = None
         if error is not None:
             if self.in_background:
                 self.failure = f"{kind} checkpoint of step {self.step} was not written: {error}"
-        elif kind != "final-state":
+        elif kind is not FINAL_STATE:
             self.durable_step = self.step
         return kind

@@ -1,3 +1,0 @@
-from syncer.core.rounds.gathering import Gathering
-
-class Admission(Gathering): ...

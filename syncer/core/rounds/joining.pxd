@@ -1,0 +1,14 @@
+# C surface of joining: how a member gets into what is open.
+from syncer.core.rounds.gathering cimport Gathering
+from syncer.core.rounds.membership cimport Member
+
+cdef class Joining(Gathering):
+    cdef int catch_up(self, Member member) except -1
+    cdef int caught_up(self, object event) except -1
+    cdef int tail(self, Member member) except -1
+    cdef int replay_open_pulls(self, Member member) except -1
+    cdef int rebind(self, Member member) except -1
+    cdef int late_join(self, Member member) except -1
+    cdef int left(self, Member dead) except -1
+    cdef bint recovers(self, Member dead)
+    cdef int shrink(self, Member dead) except -1

@@ -1,0 +1,155 @@
+"""How a member gets into the rounds that are open, and what its going leaves behind.
+
+Must not decide who is current (`membership`) or launch (`gathering`).
+
+A learner may connect, vanish and return at any time, and none of that may cost the others a merge.
+A member that comes while the run is under way passes three stations:
+
+    catch-up   every fragment at its current version is sent; commits are followed
+    tail       the last byte is with the kernel: it is held no more, and enters what is open
+    launch     from the next one on it is expected like everybody
+
+rule 3.1. From its HELLO to its tail a member is held. A pull must be preceded, in order, by the
+    version that its round is about; before the catch-up is through nobody could say which that is.
+rule 3.3. The tail is played only for a member that is still there, still current and still held. A
+    newer HELLO has cancelled it: the newer member has a tail of its own.
+rule 3.4. Rebind. A slot of a dead generation of this learner, without a push, becomes this
+    member's, with the pull. A slot whose member still lives is left alone: its answer may be under
+    way. A slot that has its push needs nobody.
+rule 3.5. Late join. A round that was launched without this learner takes it in, if the version it
+    was sent is the round's base: its answer is then as good as any. Otherwise a run resumed with
+    one learner would keep all the others out until that one answers, or for a whole quorum timeout.
+    Not a capacity round, whose threshold assumes that E only shrinks; not an exact fold that has
+    begun, whose order and weights are those of its roster (an empty one is opened anew).
+rule 3.7. Recovery replay. A generation may die after a newer one was already up to date; the newer
+    one's tail found the slot alive. It gets another catch-up, and its tail rebinds.
+rule 3.8. In a fixed roster E never changes, and any generation of an expected id may answer. A
+    member that returns gets the pulls of the open rounds that its learner has not answered.
+
+rule 6.10. Under a capacity quorum a member that goes unanswered takes its capacity out of the
+total.
+"""
+
+from syncer.core import actions as act
+from syncer.core.rounds.gathering cimport Gathering
+from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.round cimport Round, Slot
+from syncer.errors import InvariantViolation
+
+
+cdef class Joining(Gathering):
+    """The rules of catch-up, rebind, late join and replay, on top of the gathering rounds."""
+
+    # rule 3.1
+    cdef int catch_up(self, Member member) except -1:
+        self.members.hold(member)
+        return self.emit(act.CatchUp(member.learner, member.generation))
+
+    # rule 3.3
+    cdef int caught_up(self, object event) except -1:
+        """The end of a catch-up. Still current? Then it is held no more and gets its tail."""
+        cdef Member member = self.members.find(event.learner, event.generation)
+        if member is None or not member.held or not self.members.is_current(member):
+            return 0
+        if len(event.delivered) != self.fragments:
+            raise InvariantViolation(f"{event} names {len(event.delivered)} versions, the session "
+                                     f"has {self.fragments} fragments")
+        self.members.unhold(member, tuple(event.delivered))
+        return self.tail(member)
+
+    cdef int tail(self, Member member) except -1:
+        """What an up-to-date member gets into; rebind first, so that it joins nothing twice."""
+        if self.policy.fixed_roster:
+            return self.replay_open_pulls(member)
+        self.rebind(member)
+        return self.late_join(member)
+
+    # rule 3.8
+    cdef int replay_open_pulls(self, Member member) except -1:
+        """Fixed roster: the pulls of the open rounds that this id has not answered."""
+        cdef Round round
+        cdef Slot slot
+        for round in self.gathering:
+            slot = round.slots[member.learner]
+            if slot.push is None:
+                self.pull(round, (member.key,))
+        return 0
+
+    # rule 3.4
+    cdef int rebind(self, Member member) except -1:
+        """Slots of a dead generation of this learner without a push become this member's."""
+        cdef Round round
+        cdef Slot slot
+        for round in self.gathering:
+            slot = round.slots.get(member.learner)
+            if slot is None or slot.push is not None or slot.member.connected:
+                continue
+            self.log("INFO", "rebound outstanding pull", {
+                "learner": member.learner, "step": round.step, "attempt": round.attempt,
+                "generation": member.generation, "died": slot.member.generation})
+            slot.member = member
+            self.pull(round, (member.key,))
+        return 0
+
+    # rule 3.5
+    cdef int late_join(self, Member member) except -1:
+        """Enter the rounds still gathering that were launched without this learner, ascending."""
+        cdef Round round
+        if self.policy.quorum_capacity is not None:
+            return 0
+        for round in self.gathering:
+            if member.learner in round.slots or member.learner in round.carried:
+                continue
+            if member.delivered[round.fragment] != round.base:
+                continue
+            if self.policy.exact_fold and round.pushed:
+                continue
+            round.join(member)
+            if self.policy.exact_fold:
+                self.open_fold(round)
+            self.log("INFO", "late joiner pulled into open round", {
+                "learner": member.learner, "generation": member.generation, "step": round.step,
+                "attempt": round.attempt})
+            self.pull(round, (member.key,))
+        return 0
+
+    # ---- who has gone --------------------------------------------------------------------------
+
+    # rule 3.7
+    cdef int left(self, Member dead) except -1:
+        """A member has gone while rounds are open."""
+        cdef Member newer
+        if self.policy.fixed_roster:
+            return 0
+        if self.policy.quorum_capacity is not None:
+            return self.shrink(dead)
+        newer = self.members.current[dead.learner]
+        if newer is not None and not newer.held and self.recovers(dead):
+            # A held newer member needs nothing here: its own tail is still to come and will find
+            # the slot dead.
+            self.log("INFO", "recovery replay", {
+                "learner": newer.learner, "generation": newer.generation,
+                "died": dead.generation})
+            self.catch_up(newer)
+        return 0
+
+    cdef bint recovers(self, Member dead):
+        """Does a gathering round wait for this member, which has just gone?"""
+        cdef Round round
+        cdef Slot slot
+        for round in self.gathering:
+            slot = round.slots.get(dead.learner)
+            if slot is not None and slot.member is dead and slot.push is None:
+                return True
+        return False
+
+    # rule 6.10
+    cdef int shrink(self, Member dead) except -1:
+        """Capacity rounds: who has gone unanswered takes its capacity out of the total."""
+        cdef Round round
+        cdef Slot slot
+        for round in self.gathering:
+            slot = round.slots.get(dead.learner)
+            if slot is not None and slot.member is dead and not round.answers(slot):
+                round.drop_slot(dead.learner)
+        return 0

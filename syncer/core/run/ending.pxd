@@ -1,0 +1,18 @@
+# C surface of the ways a run comes to its end: the final cut, a spent budget, a signal.
+from syncer.core.run.budget cimport BudgetGate
+from syncer.core.run.committing cimport Committing
+from syncer.core.run.finishing cimport FinalCut
+
+cdef class Ending(Committing):
+    cdef readonly FinalCut final_cut
+    cdef readonly BudgetGate budget
+
+    cdef int finish(self) except -1
+    cdef int send_final_cut(self) except -1
+    cdef int acknowledged(self, object event) except -1
+    cdef int final_cut_overdue(self) except -1
+    cdef int budget_done(self, object event) except -1
+    cdef int close_gate(self) except -1
+    cdef int budget_saved(self) except -1
+    cdef int budget_overdue(self) except -1
+    cdef int stop(self, object event) except -1

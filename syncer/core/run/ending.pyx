@@ -1,0 +1,160 @@
+"""How a run comes to its end: every step committed, a learner budget spent, or a signal.
+
+Must not know how a cut is written or a round dropped: that is `committing` and `gathering`. Who has
+acknowledged is kept in `finishing`, who has reported in `budget`.
+
+rule 12.1. When every step is committed the final checkpoint is written, then the final state, and
+    only then is the final cut sent: a learner that has acknowledged may forget what it knows.
+rule 12.2. In a dynamic roster those who are current then must acknowledge, and there must be one;
+    in a fixed roster everybody, and the run waits for who is away.
+rule 12.4. An expected learner that comes again before it has acknowledged gets the cut again.
+rule 12.5. When all have acknowledged, those still connected are shut down, and the run ends with
+status 0.
+rule 12.6. When --final-ack-timeout-s is over first, it ends with status 1 and names who is missing.
+
+rule 11.1. The first BUDGET_DONE closes a gate: open rounds are dropped whole, and nothing is
+    launched, merged or committed any more. A benchmark compares runs by what was merged when the
+    budget was spent; a round that is open then belongs to no run.
+rule 11.2. A report that the run cannot trust ends it with status 1: no budget was set, the step
+    count is another one, its sender is not its learner's newest generation, nothing has begun yet.
+rule 11.3. Every learner has a lease of --quorum-timeout-s from then on, renewed by each sign of
+    progress that is within the budget. One that runs out ends the run with status 1.
+rule 11.4. When all have reported, an unmarked checkpoint is written once, and the run ends with
+    status 0. There is no final cut: the learners' own budget has ended them.
+
+rule 13.1. The first signal drops the open rounds and what waits, lets a write that is under way
+    end, saves the last committed cut if there is anything to save, and ends with 128 + its number.
+"""
+
+from syncer.core import actions as act
+from syncer.core.rounds.membership cimport Member
+from syncer.core.run.budget cimport BudgetGate
+from syncer.core.run.committing cimport Committing
+from syncer.core.run.finishing cimport FinalCut
+from syncer.core.run.phases cimport Phase
+from syncer.exits import Exit
+
+cdef int DONE = Exit.DONE
+cdef int FAILED = Exit.FAILED
+cdef object FINAL = act.SaveKind.FINAL, FINAL_STATE = act.SaveKind.FINAL_STATE
+cdef object BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF, SHUTDOWN = act.SaveKind.SHUTDOWN
+
+
+cdef class Ending(Committing):
+    """The three ways to the end, on top of commits and saves."""
+
+    # ---- every step is committed ---------------------------------------------------------------
+
+    # rule 12.1
+    cdef int finish(self) except -1:
+        """Every step is committed: write what must be written, then send the final cut."""
+        self.release_all(self.free_everything())  # late pushes of a round that never comes
+        self.phase = Phase.SAVING
+        if self.saves.on:
+            return self.save(FINAL)
+        return self.save(FINAL_STATE) if self.policy.final_state else self.send_final_cut()
+
+    # rule 12.2, rule 12.4
+    cdef int send_final_cut(self) except -1:
+        """Send the cut to every current member that must still acknowledge and has not got it."""
+        cdef Member member
+        if self.final_cut is None:
+            expected = (range(self.policy.learners) if self.policy.fixed_roster
+                        else [key[0] for key in self.members.current_keys()])
+            if not expected:
+                return self.end(FAILED, "no learner is connected to receive the final cut")
+            self.phase = Phase.FINISHING
+            self.final_cut = FinalCut(self.global_step,
+                                      self.now_ns + self.policy.final_ack_timeout_ns, expected)
+        for member in self.members.current:
+            if (member is not None and self.final_cut.wants(member.learner)
+                    and member.key not in self.final_cut.eligible):
+                self.emit(act.SendFinal(member.learner, member.generation, self.global_step))
+                self.final_cut.eligible.add(member.key)
+        return 0
+
+    # rule 12.5
+    cdef int acknowledged(self, object event) except -1:
+        """A FINAL_ACK while the final cut is out."""
+        cdef dict fields = {"learner": event.learner, "generation": event.generation,
+                            "step": event.step}
+        if event.learner in self.final_cut.acknowledged:
+            return 0
+        if not self.final_cut.acknowledge(event.learner, event.generation, event.step):
+            return self.warn("final acknowledgement ignored: not of this final cut", fields)
+        self.log("INFO", "learner finalized", fields)
+        if not self.final_cut.complete():
+            return 0
+        self.log("INFO", "all learners acknowledged final cut",
+                 {"learners": len(self.final_cut.acknowledged)})
+        there = [key for key in sorted(self.final_cut.acknowledged.values())
+                 if key in self.members.members]
+        if there:
+            self.emit(act.SendShutdown(tuple(there)))
+        return self.end(DONE, f"training complete after {self.global_step} outer steps")
+
+    # rule 12.6
+    cdef int final_cut_overdue(self) except -1:
+        if self.now_ns < self.final_cut.deadline_ns:
+            return 0
+        return self.end(FAILED, "final cut not acknowledged in time; missing learners "
+                        f"{self.final_cut.missing()}")
+
+    # ---- a learner budget is spent -------------------------------------------------------------
+
+    # rule 11.2
+    cdef int budget_done(self, object event) except -1:
+        """A BUDGET_DONE, of a learner that did what it was asked for or of one that did not."""
+        cdef str who = f"BUDGET_DONE({event.steps}) of learner {event.learner}"
+        if not self.policy.learner_budget_steps:
+            return self.end(FAILED, f"{who}: the run has no --learner-budget-steps")
+        if event.steps != self.policy.learner_budget_steps:
+            return self.end(FAILED, f"{who}: expected {self.policy.learner_budget_steps} steps, as "
+                            "--learner-budget-steps says")
+        if not (0 <= event.learner < self.policy.learners
+                and event.generation == self.members.newest[event.learner]):
+            return self.end(FAILED, f"{who} comes from generation {event.generation}, which has "
+                            "been superseded")
+        if self.phase == Phase.WAITING:
+            return self.end(FAILED, f"{who} before the run had begun: there is nothing to save")
+        if self.phase == Phase.RUNNING:
+            self.close_gate()
+        self.budget.report(event.learner)
+        if self.budget.complete() and self.saves.outstanding is not BUDGET_CUTOFF:
+            return self.save(BUDGET_CUTOFF)
+        return 0
+
+    # rule 11.1
+    cdef int close_gate(self) except -1:
+        self.release_all(self.free_everything())
+        self.phase = Phase.CUTOFF
+        self.budget = BudgetGate(self.policy.learners, self.now_ns, self.policy.quorum_timeout_ns)
+        return 0
+
+    # rule 11.4
+    cdef int budget_saved(self) except -1:
+        self.log("INFO", "learner-budget cutoff checkpoint written", {"step": self.global_step})
+        return self.end(DONE, f"learner budget spent after {self.global_step} outer steps")
+
+    cdef int budget_overdue(self) except -1:
+        if self.now_ns < self.budget.deadline_ns():
+            return 0
+        return self.end(FAILED, "learner budget not reported in time; missing learners "
+                        f"{self.budget.expired(self.now_ns)}")
+
+    # ---- a signal ------------------------------------------------------------------------------
+
+    # rule 13.1
+    cdef int stop(self, object event) except -1:
+        """The first SIGTERM or SIGINT; a second one is the driver's, which then just ends."""
+        cdef bint unsaved = (
+            self.saves.on and (self.phase == Phase.RUNNING or self.phase == Phase.CUTOFF)
+            or self.saves.wanted is FINAL)
+        self.stop_signal = event.signal
+        if self.committing is None:              # otherwise its step is the last one (rule 13.2)
+            self.record_shutdown()
+        self.release_all(self.free_everything())
+        self.phase = Phase.STOPPING
+        if unsaved:
+            return self.save(SHUTDOWN)
+        return self.end_stopping() if self.saves.outstanding is None else 0
