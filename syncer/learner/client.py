@@ -8,7 +8,7 @@ for the session, the queues or the connection should look again.
 
 A supervisor thread follows one connection group after the other. When a group ends, it waits
 1, 2, 4, 8, 16, 30, 30, ... seconds before each attempt at a new one, starting anew at 1 for every
-outage. What was queued is dropped, since a message never spans two generations.
+outage (wire 13.1). What was queued is dropped, since a message never spans two generations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The final cut as it arrives at a learner: fragments and manifest, in any order, with repeats.
 
-Must not apply it or answer for it.
+Wire 11.4 and 14.2. Must not apply it or answer for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The values that a run begins with, brought by learner 0; must not decide when a run begins."""
+"""The values that a run begins with, brought by learner 0 (wire 12.4); must not decide when."""
 
 from __future__ import annotations
 

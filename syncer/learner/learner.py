@@ -206,7 +206,7 @@ class Learner:
     # --- the step boundary -----------------------------------------------------------------------
 
     def _boundary(self) -> Status:
-        """Everything after the health check, in the order of the protocol.
+        """Everything after the health check, in the order of wire 12.1 to 12.3.
 
         Broadcasts before pulls: a pull can overtake the broadcast it is based on.
         """

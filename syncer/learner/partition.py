@@ -101,7 +101,7 @@ def build_layout(
     matrix_merge: str = "rda",
     identity_shapes: bool = False,
 ) -> NamedLayout:
-    """Divides the parameters of a model into about `fragments` fragments of even size.
+    """Divides the parameters of a model into about `fragments` fragments of even size (wire 5.3).
 
     tensors: name -> shape, or element count where the shape does not matter; in any order.
     pattern: "binpack" (largest first into the smallest bin) or "strided" (whole layers, dealt out
@@ -144,7 +144,7 @@ def build_layout(
 
 
 def layout_fingerprint(layout: NamedLayout) -> bytes:
-    """The 32-byte SHA-256 that stands for names, order, merge modes and shapes.
+    """The 32-byte SHA-256 that stands for names, order, merge modes and shapes (wire 5.1, 5.2).
 
     A tensor's dimensions are its full shape where the fragment has `identity` set, (rows, cols)
     in an iso fragment, and (numel,) otherwise.

@@ -7,10 +7,11 @@ A learner lives through several connection generations. What belongs to one gene
 reassembly, order of stripes) is a `Connection`; what outlives it is in `Session`:
 
 * `accepted[f]`: newest broadcast of a fragment as (version, SHA-256). A lower version is dropped,
-  an equal one with equal bytes is a replay and is dropped, an equal one with other bytes is fatal.
-  The first one of a fragment on a new connection is what the server holds now: if it is older, or
-  the same with other bytes, the server was resumed from an earlier step, and the learner follows
-  it. Otherwise its anchor would be of a future that never comes, and no push would count again.
+  an equal one with equal bytes is a replay and is dropped, an equal one with other bytes is fatal
+  (wire 11.2). The first one of a fragment on a new connection is what the server holds now: if it
+  is older, or the same with other bytes, the server was resumed from an earlier step, and the
+  learner follows it (wire 11.3). Otherwise its anchor would be of a future that never comes, and no
+  push would count again.
 * `broadcasts`: accepted and not yet taken, in order of acceptance. They survive an outage.
 * `pulls`: not yet answered, in order of arrival, each once. They end with their connection: the
   server asks the next generation again.

@@ -29,7 +29,7 @@ STRANGER_BYTES_MAX = 256 * 1024 * 1024
 FIRST_FRAME_NS = 30 * 10**9
 """Time from accept to a complete first frame."""
 DATA_HELLO_WAIT_NS = 10 * 10**9
-"""Time that a data socket waits for the HELLO of its group (protocol.md 7)."""
+"""Time that a data socket waits for the HELLO of its group (wire 7.2)."""
 ACCEPTS_PER_TURN = 64
 NO_DESCRIPTORS_PAUSE_NS = 10**9
 

@@ -256,7 +256,7 @@ def chunk_message(
     """The CHUNK frames of one message, each a gather list of a header and views of `body`.
 
     `body` is anything with a contiguous buffer; it must not change until the last list is sent.
-    The inner frame (its 13-byte header included) is cut at multiples of CHUNK_SIZE.
+    The inner frame (its 13-byte header included) is cut at multiples of CHUNK_SIZE (wire 8.1).
     """
     view = _byte_view(body)
     lead = frame_header(inner_type, len(inner_head) + len(view)) + inner_head

@@ -1,12 +1,13 @@
 """Received bytes to frames: an incremental reader per socket, reassembly per connection group.
 
-Every length is checked against `Limits` before memory is taken for it, and payloads land where they
-stay: what follows a header in the staging buffer is copied once, the rest is received in place.
+Every length is checked against `Limits` before memory is taken for it (wire 2.2, 8.5), and payloads
+land where they stay: what follows a header in the staging buffer is copied once, the rest is
+received in place (wire 8.7).
 Must not know a socket, interpret a payload, or keep a frame after it was taken.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memmove
 
@@ -29,7 +30,7 @@ cdef enum:
     STAGING = 16384
     # A tensor starts 17, 25 or 61 bytes into an inner frame, so this lead aligns it to 4 bytes.
     INNER_LEAD = 3
-    # Separate byte ranges of one message: honest senders cut at 4 MiB, so only an attacker meets it.
+    # Separate ranges of one message: honest senders cut at 4 MiB, so only an attacker meets it.
     RANGES_FLOOR = 16384
     RANGE_BYTES = 65536
 
@@ -77,7 +78,8 @@ cdef class Partial:
         cdef bint behind = low < self.range_count
         if (before and ranges[low - 1].end > start) or (behind and ranges[low].start < end):
             raise RemoteProtocolError(
-                f"chunk overlap: bytes {start}..{end} of message {self.msg_id} were already received"
+                f"chunk overlap: bytes {start}..{end} of message {self.msg_id} were already "
+                "received"
             )
         cdef bint joins_left = before and ranges[low - 1].end == start
         cdef bint joins_right = behind and ranges[low].start == end
@@ -263,7 +265,7 @@ cdef class FrameReader:
         return held
 
     def buffer(self):
-        """Writable memoryview where the next received bytes go; its length is all that is wanted."""
+        """Writable memoryview where the next bytes go; its length is all that is wanted."""
         cdef Py_ssize_t size
         self.window(&size)
         if self.target is not None:

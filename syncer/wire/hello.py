@@ -75,7 +75,7 @@ def hello_mac(key: bytes, body: Bytes) -> bytes:
 
 
 def parse_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Hello:
-    """Checks a HELLO payload in the order of the protocol, from its MAC to its limits.
+    """Checks a HELLO payload in the order of wire 4.2 to 4.9, from its MAC to its limits.
 
     `key` is the island key, None when none is configured; `learners` is the size of the roster.
     Raises RemoteProtocolError with exactly the text that the ERROR frame carries.
@@ -150,7 +150,7 @@ def _parse_layout(cursor: _Cursor) -> Layout:
 
 
 def _parse_tail(cursor: _Cursor) -> tuple[bytes | None, int, str | None]:
-    """[profile hash], num_streams, [compat group]; the length tells which are there."""
+    """[profile hash], num_streams, [compat group]; the length tells which are there (wire 4.8)."""
     rest = cursor.data[cursor.at :]
     trailer = _trailer_bytes(rest)
     extension = len(rest) - trailer

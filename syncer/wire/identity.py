@@ -65,7 +65,7 @@ def rl_contract(fingerprint: bytes, island: bytes) -> bytes:
 def identity_refusal(identity: Identity | None, hello: Hello, pins: Pins) -> str | None:
     """Text of the ERROR that answers a parsed HELLO, None if it belongs to the session.
 
-    identity: of the session, None while there is none.
+    identity: of the session, None while there is none. Compared in the order of wire 4.10 to 4.13.
     """
     return (
         _profile_refusal(hello, pins)
@@ -77,7 +77,8 @@ def identity_refusal(identity: Identity | None, hello: Hello, pins: Pins) -> str
 def mismatch(identity: Identity, hello: Hello) -> str | None:
     """Text of the ERROR for a HELLO of another identity, None if it has this one.
 
-    Learner, generation and num_streams are the connection's own; everything else is compared.
+    Learner, generation and num_streams are the connection's own; everything else is compared
+    (wire 4.12, and 4.13 for a checkpoint).
     """
     found = Identity.of_hello(hello).limited_to(identity)
     if identity.compat_group != found.compat_group:

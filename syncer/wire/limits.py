@@ -1,4 +1,4 @@
-"""What a peer may send, per side and state: the frame reader checks it before it takes memory.
+"""What a peer may send, per side and state (wire 9.1 to 9.3), checked before memory is taken.
 
 Must not hold buffers or counters: a `Limits` is a value, made once per session.
 """

@@ -190,7 +190,7 @@ def parse_init(payload: Bytes, learner: int, layout: Layout, dtype: int) -> Init
 def parse_push(payload: Bytes, learner: int, layout: Layout, dtype: int) -> Push:
     """PUSH_FRAGMENT of the group of `learner`; `delta` is a view of exactly the right length.
 
-    Checked in this order: learner id, attempt, c_steps, fragment, length.
+    Checked in this order: learner id, attempt, c_steps, fragment, length (wire 9.4).
     """
     _need(payload, PUSH_HEAD.size, Msg.PUSH_FRAGMENT)
     sender, fragment, step, attempt, base, local_step, c_steps, c_tokens = (

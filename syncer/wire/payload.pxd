@@ -11,6 +11,6 @@ cdef class Payload:
     cdef bint sealed      # read-only for every view taken from now on
 
 
-# `size` bytes, not zero-filled, `lead` (< 64) bytes past an aligned address. `recycle`: large ones come
-# from and return to the spares. Raises RemoteProtocolError if there is no such memory.
+# `size` bytes, not zero-filled, `lead` (< 64) bytes past an aligned address. `recycle`: large ones
+# come from and return to the spares. Raises RemoteProtocolError if there is no such memory.
 cdef Payload allocate(uint64_t size, Py_ssize_t lead, bint recycle)

@@ -2,8 +2,8 @@
 
 A fresh 64 MiB buffer costs more than what is received into it: its pages are faulted in one by one
 while the kernel copies, which was measured at a quarter of the speed of a buffer that has been used
-before (and at six tenths with huge pages). So large blocks ask for huge pages, and the most recently
-freed ones are kept, up to SPARE_BYTES_MAX in the whole process.
+before (and at six tenths with huge pages). So large blocks ask for huge pages, and the most
+recently freed ones are kept, up to SPARE_BYTES_MAX in the whole process.
 
 Must not know frames or limits. Needs the GIL, which is the lock of the spares.
 """

@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 
 from syncer import protocol
+from syncer.protocol import CHUNK_HEAD, Msg
 from syncer.wire import describe
+from syncer.wire.encode import encode_error, encode_hello, encode_shutdown, frame_header
+from tests.unit.test_wire_golden import FRAMES, H1, PUSH_FRAME
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-REFUSALS = PAGE.split("## Refusals")[1]
+REFUSALS = PAGE.split("## 17 Refusals")[1].split("## 18")[0]
+EXAMPLES = PAGE.split("## 18 Examples")[1]
 SOURCES = "\n".join(
     path.read_text(encoding="utf-8")
     for room in ("wire", "server", "core")
@@ -37,3 +41,26 @@ def test_the_page_promises_texts():
 
 def test_every_message_has_a_row():
     assert list(describe.ROWS) == list(protocol.Msg)
+
+
+def example_frames():
+    """The frames in hexadecimal that stand on the page."""
+    found = []
+    for line in EXAMPLES.splitlines():
+        begin = line.find("dec070d1")
+        if begin >= 0:
+            found.append(re.match(r"[0-9a-f ]+", line[begin:])[0])
+        elif found and re.fullmatch(r"[0-9a-f ]+", line):
+            found[-1] += line
+    return [bytes.fromhex(text) for text in found]
+
+
+def test_the_examples_are_what_the_code_writes():
+    frames = [encode_hello(H1), PUSH_FRAME, encode_shutdown(), encode_error("boom")]
+    frames += [encode(message) for message, encode, *_ in FRAMES.values()]
+    frames += [frame_header(Msg.CHUNK, CHUNK_HEAD.size + end - begin)
+               + CHUNK_HEAD.pack(1, len(PUSH_FRAME), begin)
+               for begin, end in ((0, 50), (50, len(PUSH_FRAME)))]
+    found = example_frames()
+    assert len(found) > 12
+    assert [frame.hex() for frame in found if frame not in frames] == []
