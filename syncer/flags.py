@@ -1,7 +1,7 @@
 """Where a configuration comes from: command line, then environment, then TOML file, then default.
 
-The rows of config.py are the source of `--help`, of the file's keys, of the environment names and
-of the flag table in the docs. Must not start anything: it reads the file it is given, checks paths.
+The rows of config/table.py are the source of `--help`, of the file's keys, of the environment names
+and of two tables in the docs. Must not start anything: it reads the file it is given, checks paths.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from syncer.config import OPTIONS, Config
+from syncer.config.options import Option, flag
+from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
-from syncer.options import Option, flag
 from syncer.values import OutputFile, Switch
 
 BY_NAME = {option.name: option for option in OPTIONS}
@@ -190,7 +191,23 @@ def markdown_table() -> str:
     """The flag table of the docs, one row per option."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for option in OPTIONS:
-        value = " \\| ".join(option.values.choices) or option.metavar
+        value = " | ".join(option.values.choices) or option.metavar
+        shown = f"{flag(option.name)} {value}".strip().replace("|", "\\|")
         default = default_text(option).removeprefix("default: ")
-        rows.append(f"| `{f'{flag(option.name)} {value}'.strip()}` | {default} | {option.help} |")
+        rows.append(f"| `{shown}` | {default} | {option.help} |")
     return "\n".join(rows) + "\n"
+
+
+def profile_table() -> str:
+    """What the profile hash holds, for the docs: fields in order, then the later features."""
+    rows = {NEVER_SET[0].position: ("policy sweep of other servers", "One byte: 0.")}
+    for option in OPTIONS:
+        if isinstance(option.hashed, At):
+            about = option.hashed.encode.__doc__ or ""
+            rows[option.hashed.position] = f"`{flag(option.name)}`", about
+    lines = ["| | of | bytes |", "|---|---|---|"]
+    lines += [f"| {n} | {of} | {about.rstrip('.').lower()} |"
+              for n, (of, about) in sorted(rows.items())]
+    later = ", ".join(f"`{o.name}`" for o in sorted(OPTIONS, key=lambda o: o.name)
+                      if o.hashed == "by name")
+    return "\n".join([*lines, "", f"Later features: {later}."]) + "\n"

@@ -1,7 +1,7 @@
 """Kinds of values: how a text is read, what is admitted, and how a refusal says it.
 
-Must not name any setting: which setting takes which kind is config.py's, or, where more than one
-room knows it, ranges.py's.
+Must not name any setting: which setting takes which kind stands in config/table.py or, where more
+than one room knows it, in ranges.py.
 """
 
 from __future__ import annotations

@@ -10,10 +10,11 @@ import struct
 
 import pytest
 
-from syncer.config import OPTIONS, RULES, Config, is_loopback
+from syncer.config import OPTIONS, Config
+from syncer.config.options import flag
+from syncer.config.profile import At
+from syncer.config.rules import RULES, is_loopback
 from syncer.errors import ConfigError
-from syncer.options import flag
-from syncer.profile import At
 from tests.unit.rows import another, companions, ends
 
 EXACT = dict(fold="exact", learner_weight="equal", delta_correction="none", quorum=2)

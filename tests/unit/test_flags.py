@@ -5,9 +5,9 @@ from dataclasses import fields
 import pytest
 
 from syncer.config import OPTIONS, Config
+from syncer.config.options import flag
 from syncer.errors import ConfigError
 from syncer.flags import default_text, markdown_table, parser, read_config
-from syncer.options import flag
 from tests.unit.rows import another, companions, texts
 
 RUN = ["--learners", "4", "--total-steps", "8"]

@@ -7,7 +7,7 @@ A learner may bind to it in its HELLO, and a checkpoint carries it. What is hash
     of every later feature that is on: name, NUL, value as Python writes it, NUL; sorted by name
 
 so that a run without later features has the published hash. Must not know any flag: positions and
-encodings stand in the rows of config.py.
+encodings stand in the rows of table.py.
 """
 
 from __future__ import annotations
@@ -25,47 +25,49 @@ class At(NamedTuple):
 
     position: int
     encode: Callable[[object], bytes]
+    """Its docstring says what the bytes are, in the docs too."""
 
 
 def u32(value: object) -> bytes:
-    """A whole number in 4 bytes."""
+    """u32."""
     return struct.pack("<I", value)
 
 
 def u64(value: object) -> bytes:
-    """A whole number in 8 bytes."""
+    """u64."""
     return struct.pack("<Q", value)
 
 
 def f32(value: object) -> bytes:
-    """A number in 4 bytes."""
+    """f32."""
     return struct.pack("<f", value)
 
 
 def f64(value: object) -> bytes:
-    """A number in 8 bytes."""
+    """f64."""
     return struct.pack("<d", value)
 
 
 def optional_u64(value: object) -> bytes:
-    """0 for None; else 1 and a whole number in 8 bytes."""
+    """One byte, 0 if unset; else 1 and a u64."""
     return b"\0" if value is None else b"\1" + u64(value)
 
 
 def on(value: object) -> bytes:
-    """One byte: 1 for True."""
+    """One byte: 1 if on."""
     return b"\1" if value is True else b"\0"
 
 
 def given(value: object) -> bytes:
-    """One byte: 1 for anything but None."""
+    """One byte: 1 if given."""
     return b"\0" if value is None else b"\1"
 
 
 def equals(name: str) -> Callable[[object], bytes]:
-    """One byte: 1 for this name."""
+    """An encoder: one byte, 1 for this name."""
     def encode(value: object) -> bytes:
         return b"\1" if value == name else b"\0"
+    encode.__doc__ = f"One byte: 1 for {name}."
     return encode
 
 

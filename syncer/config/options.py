@@ -1,6 +1,6 @@
 """One flag is one row: what it may be, its default, what it needs, how it enters the profile hash.
 
-Must not know any flag: the rows are the fields of `config.Config`, each written with `setting`.
+Must not know any flag: the rows are fields of `Config` in table.py, each written with `setting`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, dataclass_transform, overload
 
-from syncer.profile import At
+from syncer.config.profile import At
 from syncer.values import Values
 
 T = TypeVar("T")
