@@ -2,7 +2,7 @@
  *
  * Large tensors go to a team of all threads, small ones to one thread each (the plan says which).
  * Why not one thread per tensor: a model may have one tensor that is half of it. Why not a team for
- * every tensor: a model may have 40,000 of a few hundred elements, and each would cost up to ten
+ * every tensor: a model may have 40,000 of a few hundred elements, and each would cost up to eleven
  * barriers, of which each waits for the thread that the system runs last.
  *
  * Blocks and tensors are handed out as threads ask for them. A fixed share would be cheaper to give

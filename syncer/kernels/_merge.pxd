@@ -29,7 +29,6 @@ cdef extern from "syncer_kernels.h" nogil:
 
 cdef extern from "syncer_merge.h" nogil:
     enum:
-        SM_AVG
         SM_STRIP
         SM_SORTED
         SM_STATS

@@ -9,9 +9,6 @@ _Bytes: TypeAlias = Buffer | NDArray[Any]
 _Floats: TypeAlias = _Bytes  # C-contiguous f32, aligned to 4 bytes: checked when called
 
 class Sha256:
-    digest_size: int
-    block_size: int
-    name: str
     def __new__(cls, data: _Bytes = b"") -> Self: ...
     def update(self, data: _Bytes) -> None: ...
     def digest(self) -> bytes: ...

@@ -138,15 +138,11 @@ def sha256_update_pair(Sha256 a, data_a, Sha256 b, data_b):
 
 
 cdef class Sha256:
-    """Streaming SHA-256 like hashlib's: update, digest, hexdigest, copy.
+    """Streaming SHA-256: update, digest, hexdigest, copy, as of hashlib.
 
     The GIL is released while bytes are hashed, so one object must not be updated by two threads."""
 
     cdef sk_sha256 stream
-
-    digest_size = 32
-    block_size = 64
-    name = "sha256"
 
     def __cinit__(self, data=b""):
         sk_sha256_init(&self.stream)

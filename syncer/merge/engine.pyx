@@ -70,7 +70,6 @@ cdef class FoldSums:
     cdef Buffer direction
     cdef sm_fold_sums sums  # over the memory of both buffers
     cdef readonly double weight_sum
-    cdef readonly Py_ssize_t pushes
 
     def __cinit__(self, Plan plan not None, BufferPool pool not None, bint directed):
         self.plan = plan
@@ -353,7 +352,6 @@ def add(FoldSums fold not None, gradient, *, double factor, double weight, Buffe
     with nogil:
         _native.fold_add(job)
     fold.weight_sum += weight
-    fold.pushes += 1
     return turned(&job.crew, 0)
 
 

@@ -59,8 +59,6 @@ class Fold:
     sums: empty `engine.FoldSums`. momentum, heloco, clip_norm: of the corrections, or None.
     """
 
-    kind: str
-
     def __init__(self, sums: engine.FoldSums, **options: Unpack[FoldOptions]):
         self.sums: engine.FoldSums | None = sums
         self.fragment = options["fragment"]
@@ -127,8 +125,6 @@ class Fold:
 class StreamingFold(Fold):
     """Every push at once, in order of arrival."""
 
-    kind = "streaming"
-
     @property
     def scale(self) -> float:
         total = self.open_sums().weight_sum
@@ -152,8 +148,6 @@ class ExactFold(Fold):
 
     roster: learner ids; any generation of a learner may answer for it, once.
     """
-
-    kind = "exact"
 
     def __init__(self, sums: engine.FoldSums, roster: Sequence[int],
                  **options: Unpack[FoldOptions]):
