@@ -10,7 +10,6 @@ the thread that owns the store.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
@@ -22,6 +21,7 @@ from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.correction import checked
 from syncer.merge.folds import ExactFold, Fold, FoldOptions, Member, StreamingFold
 from syncer.merge.iso import flatten_all
+from syncer.merge.loans import Loans
 from syncer.merge.optimizers import Optimizer, Scalars, optimizer
 from syncer.merge.plan import Plan
 from syncer.merge.robust import ClipNorm, Robust, checked_clip, checked_robust, clip_factors, trim
@@ -97,10 +97,8 @@ class FragmentStore:
         self._plans = [Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
         self._pool = BufferPool()
+        self._loans = Loans(self._pool, layout.largest)
         self._arrays = 1 + len(self._optimizer.state)
-        self._lock = threading.Lock()
-        self._lent = 0
-        self._lent_max = 0
 
     @property
     def live_buffers(self) -> int:
@@ -198,8 +196,8 @@ class FragmentStore:
         }
         fold: Fold = (ExactFold(sums, roster, **options) if kind == "exact"
                       else StreamingFold(sums, **options))
-        self._lend(1 + directed)
-        weakref.finalize(fold, self._take_back, 1 + directed)
+        self._loans.lend(1 + directed)
+        weakref.finalize(fold, self._loans.take_back, 1 + directed)
         return fold
 
     def prepare_fold(self, step: int, fold: Fold) -> Prepared:
@@ -234,7 +232,7 @@ class FragmentStore:
             stats = explain((folded if folded is not None else sums[0], sums[1]), members, gnorm,
                             plan.numel, mu)
         result = FragmentVersion(fragment, step, base.commits + 1, self._optimizer.state, outputs)
-        self._lend(self._arrays)
+        self._loans.lend(self._arrays)
         return Prepared(step, gnorm, base, result, stats)
 
     def _run(self, base: FragmentVersion, outputs: list[Buffer],
@@ -296,18 +294,4 @@ class FragmentStore:
 
     def _close(self, prepared: Prepared) -> None:
         prepared.drop()
-        self._take_back(self._arrays)
-
-    def _lend(self, arrays: int) -> None:
-        """Notes arrays in use beside the versions; as many may stay as spares afterwards."""
-        with self._lock:
-            self._lent += arrays
-            if self._lent > self._lent_max:
-                self._lent_max = self._lent
-                # the classes of the pool may round a capacity up by an eighth
-                largest = self.layout.largest * 4
-                self._pool.spare_bytes_max = self._lent_max * (largest + largest // 8 + 1024)
-
-    def _take_back(self, arrays: int) -> None:
-        with self._lock:
-            self._lent -= arrays
+        self._loans.take_back(self._arrays)
