@@ -30,6 +30,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from pairs import ratio  # noqa: E402
 
+from syncer import tcp  # noqa: E402
 from syncer.layout import AVG, RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.merge import FragmentStore  # noqa: E402
 from syncer.merge.buffers import BufferPool  # noqa: E402
@@ -41,7 +42,8 @@ from syncer.protocol import (  # noqa: E402
     bulk_dtype,
     tensor_bytes,
 )
-from syncer.server.conn import Channel, Group, configure  # noqa: E402
+from syncer.server.conn import Channel  # noqa: E402
+from syncer.server.group import Group  # noqa: E402
 from syncer.server.ingest import DECODERS, Ingest, Intake  # noqa: E402
 from syncer.server.selector import SelectorLoop  # noqa: E402
 from syncer.server.system import ThreadWorkers  # noqa: E402
@@ -130,19 +132,17 @@ def peer(task: str, *arguments: str) -> Iterator[socket.socket]:
 
 
 # ----------------------------------------------------------------------------------- in process
-class Delegate:
-    """Counts what a group brings in and gives buffers back at once."""
+class Sink:
+    """Counts what groups bring in and gives buffers back at once."""
 
     def __init__(self):
         self.loop = SelectorLoop()
         self.workers = ThreadWorkers(self.loop)
         self.pool = BufferPool()
         self.pool.spare_bytes_max = 8 * 4 * NUMEL
-        self.ingest = Ingest(self.workers, self.pool, self, threads=1)
+        self.ingest = Ingest(self.workers, self.pool, 1, handle=self.handle, left=self.left,
+                             say_farewell=self.left)
         self.pushes = 0
-
-    def frame(self, group, kind, payload):
-        self.ingest.frame(group, kind, payload)
 
     def handle(self, event):
         event.payload.release()
@@ -155,11 +155,8 @@ class Delegate:
         self.workers.close()
         self.loop.close()
 
-    def fatal(self, error):
-        raise error
-
-    def ended(self, group, reason, refusal):
-        raise AssertionError(reason)
+    def left(self, *what):
+        raise AssertionError(what)
 
     def group(self, sockets, dtype) -> Group:
         hello = Hello(0, 1, dtype, Layout((FragmentLayout(RDA, (NUMEL,)),)), bytes(32), bytes(32),
@@ -167,9 +164,10 @@ class Delegate:
         limits = Limits.for_server(hello.layout, dtype)
         channels = []
         for sock in sockets:
-            configure(sock)
+            sock.setblocking(False)
+            tcp.configure(sock)
             channels.append(Channel(self.loop, sock, "peer", None, FrameReader(limits), 60 * 10**9))
-        group = Group(channels[0], hello, self)
+        group = Group(channels[0], hello, self.ingest)
         group.work = Intake()
         for index, channel in enumerate(channels):
             channel.reader.reassembly = group.reassembly
@@ -184,12 +182,12 @@ def test_broadcast(benchmark, dtype, learners, streams):
     """A new version every time; bf16 is encoded once, however many learners get it."""
     params = np.linspace(-1, 1, NUMEL, dtype=np.float32)
     body = bytes(tensor_bytes(NUMEL, bulk_dtype(dtype)))
-    with Delegate() as delegate, ExitStack() as stack:
+    with Sink() as sink, ExitStack() as stack:
         def swallowers(count):
             return [stack.enter_context(peer("swallow")) for _ in range(count)]
 
         plain = swallowers(learners)
-        groups = [delegate.group(swallowers(1 + streams), dtype) for _ in range(learners)]
+        groups = [sink.group(swallowers(1 + streams), dtype) for _ in range(learners)]
         versions = iter(range(10**9))
 
         def bare() -> None:
@@ -199,12 +197,12 @@ def test_broadcast(benchmark, dtype, learners, streams):
         def ours() -> None:
             version = next(versions)
             source = SimpleNamespace(fragment=0, version=version, params=params)
-            image = WireVersion(Msg.BCAST_FRAGMENT, source, dtype, delegate.pool)
+            image = WireVersion(Msg.BCAST_FRAGMENT, source, dtype, sink.pool)
             for group in groups:
                 group.outbox.broadcast(image)
                 group.pump()
             while not all(group.flushed for group in groups):
-                delegate.loop.poll()
+                sink.loop.poll()
 
         result = ratio(bare, ours, rounds=ROUNDS, sample_ms=40)
         benchmark.pedantic(ours, rounds=3)
@@ -221,11 +219,11 @@ def test_push(benchmark, dtype, tmp_path):
     (tmp_path / "push").write_bytes(data)
     buffer = memoryview(bytearray(4 * MIB))
     with (
-        Delegate() as delegate,
+        Sink() as sink,
         peer("pour", str(tmp_path / "push")) as plain,
         peer("pour", str(tmp_path / "push")) as sock,
     ):
-        delegate.group([sock], dtype)
+        sink.group([sock], dtype)
 
         def bare() -> None:
             left = len(data)
@@ -233,9 +231,9 @@ def test_push(benchmark, dtype, tmp_path):
                 left -= plain.recv_into(buffer[:left])
 
         def ours() -> None:
-            wanted = delegate.pushes + 1
-            while delegate.pushes < wanted:
-                delegate.loop.poll()
+            wanted = sink.pushes + 1
+            while sink.pushes < wanted:
+                sink.loop.poll()
 
         result = ratio(bare, ours, rounds=ROUNDS, sample_ms=60)
         benchmark.pedantic(ours, rounds=3)

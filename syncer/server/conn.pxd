@@ -39,30 +39,3 @@ cdef class Channel(Handler):
     cdef object _block(self)
     cdef object _interest(self)
     cdef bint idle(self)
-
-
-cdef class Group(Owner):
-    cdef readonly Loop loop
-    cdef readonly object hello, delegate, limits, reassembly
-    cdef readonly object learner, generation
-    cdef readonly Channel control
-    cdef readonly dict data     # stream index -> Channel
-    cdef readonly Outbox outbox
-    cdef readonly bint ended
-    cdef public object work     # state of the delegate
-    cdef list streams
-    cdef object __weakref__
-    cdef Py_ssize_t turn
-    cdef bint pumping
-
-    cpdef object pump(self)
-    cpdef object end(self, str reason, str refusal=*)
-    cdef Channel _idle_stream(self)
-    cdef object _report(self)
-
-
-cdef class Farewell(Owner):
-    cdef list channels
-    cdef Channel main
-    cdef Timer timer
-    cdef object done

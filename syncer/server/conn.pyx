@@ -1,7 +1,6 @@
-"""Sockets: a channel reads frames and writes buffers, a group is the channels of one learner.
+"""One socket: frames in, buffers out, and who is told what became of it.
 
-It moves bytes and says who did what; it must not know rounds, and decides only how bytes are shared
-out over streams and when a peer has stopped reading.
+It moves bytes; it must not know learners or rounds, and decides only when a peer has stopped reading.
 """
 
 import errno
@@ -10,10 +9,7 @@ import socket
 
 from syncer.gather cimport advance
 
-from syncer import tcp
 from syncer.errors import RemoteProtocolError
-from syncer.wire.frames import Reassembly
-from syncer.wire.limits import Limits
 from syncer.server.loop import READ as _READ, WRITE as _WRITE
 
 cdef int READ = _READ
@@ -22,11 +18,7 @@ cdef int WRITE = _WRITE
 # One readiness turn of a channel moves at most this much, so that a fast peer cannot starve others.
 cdef Py_ssize_t READ_TURN_BYTES = 2 * 1024 * 1024
 cdef Py_ssize_t READ_TURN_FRAMES = 256
-cdef Py_ssize_t WRITE_TURN_BYTES = 8 * 1024 * 1024
 cdef Py_ssize_t DISCARD_TURN_BYTES = 256 * 1024
-cdef long long FAREWELL_NS = 2_000_000_000
-FAREWELL_S = FAREWELL_NS / 1e9
-"""Seconds that a peer gets to read its ERROR and close."""
 
 
 cdef class Owner:
@@ -51,14 +43,11 @@ cdef class Owner:
         """The channel can take more."""
 
 
-def configure(sock):
-    """Non-blocking, and otherwise as the learners' sockets are."""
-    sock.setblocking(False)
-    tcp.configure(sock)
-
-
 cdef class Channel(Handler):
-    """One socket. Reads into its FrameReader; without one, what arrives is thrown away."""
+    """One socket. Reads into its FrameReader; without one, what arrives is thrown away.
+
+    Large: reading, writing and the stall timer share the socket's one interest mask.
+    """
 
     def __init__(self, Loop loop, sock, peer, Owner owner, reader, write_timeout_ns):
         self.loop = loop
@@ -262,190 +251,3 @@ cdef str _reason(error):
     if error.errno in (errno.ECONNRESET, errno.EPIPE):
         return "connection reset by the peer"
     return os.strerror(error.errno) if error.errno else str(error)
-
-
-cdef class Group(Owner):
-    """The control socket and the data sockets of one (learner, generation).
-
-    `delegate` gets `frame(group, kind, payload)`, `caught_up(group, delivered)`, and once
-    `ended(group, reason, refusal)`: with a refusal it has to close the group's channels in a
-    `Farewell`. All are called in the loop's thread.
-    """
-
-    def __init__(self, Channel control, hello, delegate):
-        self.loop = control.loop
-        self.control = control
-        self.hello = hello
-        self.learner, self.generation = hello.learner, hello.generation
-        self.delegate = delegate
-        self.data = {}
-        self.streams = [control]
-        self.outbox = Outbox(len(hello.layout.fragments))
-        self.limits = Limits.for_server(hello.layout, hello.dtype)
-        self.reassembly = Reassembly(self.limits)
-        control.owner = self
-
-    @property
-    def channels(self):
-        return [self.control, *self.data.values()]
-
-    def attach(self, index, Channel channel):
-        """A data socket joins; from the next piece on it takes its share."""
-        if self.ended:  # by what its control socket brought meanwhile
-            channel.close()
-            return
-        self.data[index] = channel
-        self.streams = [self.data[i] for i in sorted(self.data)]
-        channel.owner = self
-        if self.control.paused:
-            channel.pause()
-        self.pump()
-
-    # -------------------------------------------------------------------------- what came in
-    cpdef object on_frame(self, Channel channel, int kind, object payload):
-        self.delegate.frame(self, kind, payload)
-
-    cpdef object on_broken(self, Channel channel, str text):
-        self.end(text, text)
-
-    cpdef object on_lost(self, Channel channel, str reason):
-        self.end(reason)
-
-    def pause(self):
-        for channel in self.channels:
-            channel.pause()
-
-    def resume(self):
-        for channel in self.channels:
-            channel.resume()
-            if self.control.paused:
-                return  # the first channels' waiting frames were enough to pause it again
-
-    # -------------------------------------------------------------------------- what goes out
-    cpdef object on_sent(self, Channel channel, Bulk bulk):
-        if bulk is not None:
-            self.outbox.piece_sent(bulk)
-        if not self.pumping:
-            self.pump()
-
-    cpdef object on_writable(self, Channel channel):
-        self.pump()
-
-    cpdef object pump(self):
-        """Give idle streams their next piece, and the control socket its small frames.
-
-        Pieces go round robin over the streams that can take one; a stream whose kernel buffer is
-        full is passed over until it drains.
-        """
-        cdef Py_ssize_t budget = WRITE_TURN_BYTES
-        cdef Channel stream
-        if self.pumping or self.ended:
-            return
-        self.pumping = True
-        try:
-            while not self.ended:
-                if not self.control.out:
-                    small = self.outbox.take_small()
-                    if small:
-                        self.control.send([b"".join(small)])
-                        continue
-                stream = self._idle_stream()
-                if stream is None:
-                    break
-                if budget <= 0:
-                    if self.outbox.has_pieces():
-                        stream.send_later()
-                    break
-                piece = self.outbox.next_piece()
-                if piece is None:
-                    break
-                self.turn += 1
-                bulk, buffers = piece
-                budget -= len(buffers[0]) + len(buffers[1])
-                stream.send(buffers, bulk)
-        finally:
-            self.pumping = False
-        self._report()
-
-    cdef Channel _idle_stream(self):
-        cdef Py_ssize_t count = len(self.streams), i
-        cdef Channel stream
-        for i in range(count):
-            stream = self.streams[(self.turn + i) % count]
-            if stream.idle():
-                self.turn = (self.turn + i) % count
-                return stream
-        return None
-
-    cdef object _report(self):
-        if not self.ended and self.outbox.catching_up:
-            delivered = self.outbox.caught_up()
-            if delivered is not None:
-                self.delegate.caught_up(self, delivered)
-
-    @property
-    def flushed(self):
-        """Everything queued is with the kernel."""
-        return self.ended or (
-            self.outbox.empty and not any(channel.unsent for channel in self.channels))
-
-    # ------------------------------------------------------------------------------ life cycle
-    cpdef object end(self, str reason, str refusal=None):
-        """End the whole group: at once, or with ERROR `refusal` on the control socket first."""
-        if self.ended:
-            return
-        self.ended = True
-        self.outbox.drop()
-        self.reassembly = None  # half-received messages go now, not when the collector comes
-        if refusal is None:
-            for channel in self.channels:
-                channel.close()
-        self.delegate.ended(self, reason, refusal)
-
-
-cdef class Farewell(Owner):
-    """Closes channels so that the last frame is not lost: flush, half-close, drain, then close.
-
-    A socket closed with unread input is reset, and a reset can overtake the ERROR. The other sockets
-    of a group stay open meanwhile: their end would make the learner tear down the control socket
-    before it reads. After `FAREWELL_S` seconds everything is closed, read or not.
-    """
-
-    def __init__(self, channels, Channel main, done=None):
-        cdef Channel channel
-        self.channels = list(channels)
-        self.main = main
-        self.done = done
-        for channel in self.channels:
-            channel.owner = self
-            channel.reader = None
-            channel.cut_queue()
-            if channel.paused:
-                channel.resume()
-        self.timer = main.loop.call_at(main.loop.now_ns() + FAREWELL_NS, self.close)
-
-    def finish(self, frames):
-        """Send frames on the main channel and half-close it once they are out."""
-        if frames:
-            self.main.send(frames)
-        elif not self.main.out:
-            self.main.half_close()
-
-    cpdef object on_sent(self, Channel channel, Bulk bulk):
-        if channel is self.main:
-            channel.half_close()
-
-    cpdef object on_lost(self, Channel channel, str reason):
-        if channel is self.main:
-            self.close()
-        else:
-            channel.close()
-
-    def close(self):
-        self.timer.cancel()
-        for channel in self.channels:
-            channel.close()
-        self.channels = []
-        done, self.done = self.done, None
-        if done is not None:
-            done()

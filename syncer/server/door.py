@@ -1,4 +1,4 @@
-"""The way in: listening, first frames, HELLO and DATA_HELLO.
+"""The way in: first frames, HELLO and DATA_HELLO.
 
 It answers what can be refused without knowing rounds, and hands the rest on; it must not keep a
 session of its own, and holds no more for strangers than the limits below.
@@ -6,16 +6,18 @@ session of its own, and holds no more for strangers than the limits below.
 
 from __future__ import annotations
 
-import os
 import socket
-from typing import Any, Protocol
+from typing import Protocol
 
 from syncer.config import Config
-from syncer.errors import RemoteProtocolError
+from syncer.core import actions, events
+from syncer.errors import ConfigError, RemoteProtocolError
 from syncer.protocol import Msg
-from syncer.server.conn import Channel, Farewell, Group, Owner, configure
+from syncer.server.conn import Channel, Owner
+from syncer.server.farewell import Farewells
+from syncer.server.group import Group
 from syncer.server.log import Log
-from syncer.server.loop import READ, Handler, Loop
+from syncer.server.loop import Loop
 from syncer.wire.encode import encode_error
 from syncer.wire.frames import FrameReader
 from syncer.wire.hello import Hello, parse_hello
@@ -30,40 +32,43 @@ FIRST_FRAME_NS = 30 * 10**9
 """Time from accept to a complete first frame."""
 DATA_HELLO_WAIT_NS = 10 * 10**9
 """Time that a data socket waits for the HELLO of its group (wire 7.2)."""
-ACCEPTS_PER_TURN = 64
-NO_DESCRIPTORS_PAUSE_NS = 10**9
 
 
 class Host(Protocol):
     """What the way in needs of the server behind it."""
 
-
     def identity_refusal(self, hello: Hello) -> str | None:
-        """Why a HELLO does not belong to the run that was resumed, else None."""
+        """Text of the ERROR for a HELLO that does not belong to this run, else None."""
 
-    def hello(self, channel: Channel, hello: Hello) -> None:
-        """A HELLO that equals the session: admit it or refuse it, now."""
+    def open_session(self, hello: Hello) -> None:
+        """The first HELLO that belongs to the run; nothing on a later one. Raises `ConfigError`
+        when this server cannot merge such a layout."""
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""
+
+    def handle(self, event: events.Event) -> None:
+        """For the scheduler, which answers a `Hello` with `Admit` or `Refuse`."""
 
 
 class Stranger(Owner):
     """A socket whose first frame is awaited, or a data socket whose group is."""
 
-    def __init__(self, door: Door, number: int):
-        self.door = door
-        self.number = number
+    def __init__(self, door: Door, number: int, sock: socket.socket, peer: str):
+        self.door, self.number = door, number
         self.bytes = 0
-        self.timer: Any = None
-        self.channel: Any = None
+        self.reader = FrameReader(Limits.first_frame(), None)
+        self.channel = Channel(door.loop, sock, peer, self, self.reader,
+                               door.config.write_timeout_s * 10**9)
+        self.timer = door.loop.call_at(door.loop.now_ns() + FIRST_FRAME_NS,
+                                       lambda: door.too_late(self))
         self.data_hello: DataHello | None = None
 
     def on_bytes(self, channel: Channel, count: int) -> None:
         self.bytes += count
         self.door.count_bytes(self, count)
 
-    def on_frame(self, channel: Channel, kind: int, payload: Any) -> None:
+    def on_frame(self, channel: Channel, kind: int, payload: memoryview) -> None:
         self.door.first_frame(self, kind, payload)
 
     def on_broken(self, channel: Channel, text: str) -> None:
@@ -74,78 +79,42 @@ class Stranger(Owner):
         channel.close()
 
 
-class Door(Handler):
-    """Accepts sockets until `close`; a listening socket comes from `System.listen`."""
+class Door:
+    """Who has connected and is nobody yet: strangers, data sockets without their group, arrivals.
 
-    def __init__(self, loop: Loop, config: Config, log: Log, sock: socket.socket, host: Host):
+    A stranger becomes an arrival by its HELLO and a member by the scheduler's answer.
+
+    Large: one method per step of that way, and a limit at each.
+    """
+
+    def __init__(self, loop: Loop, config: Config, log: Log, farewells: Farewells, host: Host):
         self.loop, self.config, self.log, self.host = loop, config, log, host
-        self.sock = sock
+        self.farewells = farewells
         self.strangers: dict[int, Stranger] = {}
         self.stranger_bytes = 0
-        self.accepted = 0
-        self.farewells: dict[Farewell, None] = {}
+        self.welcomed = 0
         self.waiting: dict[tuple[int, int], list[Stranger]] = {}
-        self.listening = False
-        self._listen()
+        self.arrivals: dict[int, tuple[Channel, Hello]] = {}
+        self.arrived_count = 0
 
-    @property
-    def address(self) -> tuple[str, int]:
-        return self.sock.getsockname()[:2]
-
-    # ----------------------------------------------------------------------------- accepting
-    def ready(self, events: int) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
-            try:
-                sock, address = self.sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                # Out of descriptors or memory: the backlog waits, those who are in go on.
-                self.log.warning("cannot accept connections for a moment",
-                                 error=os.strerror(error.errno or 0))
-                self._pause()
-                return
-            self._welcome(sock, address)
-
-    def _welcome(self, sock: socket.socket, address: tuple) -> None:
-        try:
-            configure(sock)
-        except OSError:
-            sock.close()  # reset before it was looked at
-            return
+    def welcome(self, sock: socket.socket, peer: str) -> None:
+        """A new connection: it has `FIRST_FRAME_NS` for its first frame."""
         if len(self.strangers) >= STRANGERS_MAX:
             oldest = next(iter(self.strangers.values()))
             self.log.warning("too many connections without a HELLO: the oldest is closed",
                              peer=oldest.channel.peer, limit=STRANGERS_MAX)
             oldest.on_lost(oldest.channel, "evicted")
-        self.accepted += 1
-        stranger = Stranger(self, self.accepted)
-        reader = FrameReader(Limits.first_frame(), None)
-        peer = f"{address[0]}:{address[1]}"
-        stranger.channel = Channel(self.loop, sock, peer, stranger, reader,
-                                   self.config.write_timeout_s * 10**9)
-        stranger.timer = self.loop.call_at(self.loop.now_ns() + FIRST_FRAME_NS,
-                                           lambda: self._too_late(stranger))
+        self.welcomed += 1
+        stranger = Stranger(self, self.welcomed, sock, peer)
         self.strangers[stranger.number] = stranger
 
-    def _listen(self) -> None:
-        if not self.listening and self.sock.fileno() >= 0:
-            self.listening = True
-            self.loop.register(self.sock, READ, self)
-
-    def _pause(self) -> None:
-        self.listening = False
-        self.loop.unregister(self.sock)
-        self.loop.call_at(self.loop.now_ns() + NO_DESCRIPTORS_PAUSE_NS, self._listen)
-
     def close(self) -> None:
-        """Stop listening and drop everybody who is not in; farewells go on."""
-        if self.listening:
-            self.loop.unregister(self.sock)
-            self.listening = False
-        self.sock.close()
+        """Drop everybody who is not in; goodbyes go on."""
         for stranger in list(self.strangers.values()):
             stranger.on_lost(stranger.channel, "the server ends")
+        for channel, _ in self.arrivals.values():  # to be answered by a run that has ended
+            channel.close()
+        self.arrivals.clear()
 
     # --------------------------------------------------------------------------- first frames
     def count_bytes(self, stranger: Stranger, count: int) -> None:
@@ -154,20 +123,38 @@ class Door(Handler):
             self.refuse(stranger.channel, "invalid first frame: this syncer receives too many "
                         "large first frames at once; try again later")
 
-    def first_frame(self, stranger: Stranger, kind: int, payload: Any) -> None:
+    def first_frame(self, stranger: Stranger, kind: int, payload: memoryview) -> None:
         if kind == Msg.HELLO:
             self._hello(stranger, payload)
         else:
             self._data_hello(stranger, parse_data_hello(payload))
 
-    def _hello(self, stranger: Stranger, payload: Any) -> None:
+    def _hello(self, stranger: Stranger, payload: memoryview) -> None:
         config = self.config
         hello = parse_hello(payload, key=config.key_bytes, learners=config.learners)
         refusal = self.host.identity_refusal(hello)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
         self.forget(stranger)
-        self.host.hello(stranger.channel, hello)
+        channel = stranger.channel
+        try:
+            self.host.open_session(hello)
+        except ConfigError as error:
+            self.refuse(channel, f"invalid HELLO: {error}")
+            return
+        self.arrived_count += 1
+        self.arrivals[self.arrived_count] = channel, hello
+        channel.pause()
+        self.host.handle(events.Hello(self.arrived_count, hello.learner, hello.generation,
+                                      len(hello.layout.fragments), hello.fingerprint))
+
+    def arrived(self, connection: int) -> tuple[Channel, Hello]:
+        """Who was told to the scheduler by this number; it is known by its group from now on."""
+        return self.arrivals.pop(connection)
+
+    def refuse_arrival(self, action: actions.Refuse) -> None:
+        channel, _ = self.arrived(action.connection)
+        self.refuse(channel, action.text)
 
     def _data_hello(self, stranger: Stranger, data_hello: DataHello) -> None:
         group = self.host.find_group(data_hello.learner, data_hello.generation)
@@ -179,13 +166,14 @@ class Door(Handler):
         self.waiting.setdefault(data_hello[:2], []).append(stranger)
         stranger.timer.cancel()
         stranger.timer = self.loop.call_at(
-            self.loop.now_ns() + DATA_HELLO_WAIT_NS, lambda: self._no_group(stranger))
+            self.loop.now_ns() + DATA_HELLO_WAIT_NS, lambda: self._no_group(stranger, data_hello))
 
     def group_ready(self, group: Group) -> None:
         """A HELLO was admitted: the data sockets that came before it join."""
         for stranger in self.waiting.pop((group.learner, group.generation), ()):
             stranger.timer.cancel()
             data_hello, stranger.data_hello = stranger.data_hello, None
+            assert data_hello is not None  # it is why it waits
             try:
                 self._attach(stranger, data_hello, group)
             except RemoteProtocolError as error:
@@ -209,15 +197,18 @@ class Door(Handler):
     @staticmethod
     def open_reader(channel: Channel, group: Group) -> None:
         """From the next frame on the channel reads what a member of the group may send."""
-        channel.reader.reassembly = group.reassembly
-        channel.reader.limits = group.limits
+        reader = channel.reader
+        assert reader is not None  # whoever reads first frames has one
+        reader.reassembly = group.reassembly
+        reader.limits = group.limits
 
-    def _no_group(self, stranger: Stranger) -> None:
-        learner, generation, _ = stranger.data_hello
+    def _no_group(self, stranger: Stranger, data_hello: DataHello) -> None:
+        learner, generation, _ = data_hello
         self.refuse(stranger.channel, f"unknown learner {learner} generation {generation}: no "
                     f"HELLO within {DATA_HELLO_WAIT_NS // 10**9} s of this DATA_HELLO")
 
-    def _too_late(self, stranger: Stranger) -> None:
+    def too_late(self, stranger: Stranger) -> None:
+        """No complete first frame came in time."""
         self.log.info("connection without a complete first frame is closed",
                       peer=stranger.channel.peer, seconds=FIRST_FRAME_NS // 10**9)
         stranger.on_lost(stranger.channel, "no first frame")
@@ -240,12 +231,4 @@ class Door(Handler):
         self.log.warning("connection refused", peer=channel.peer, reason=text)
         if isinstance(channel.owner, Stranger):
             self.forget(channel.owner)
-        self.say_farewell([channel], channel, [encode_error(text)])
-
-    def say_farewell(self, channels: list, main: Channel, frames: list[bytes]) -> None:
-        """Send `frames` on `main` and close all these channels without losing them."""
-        farewell = Farewell(channels, main, lambda: self.farewells.pop(farewell, None))
-        self.farewells[farewell] = None
-        farewell.finish(frames)
-        if len(self.farewells) > STRANGERS_MAX:
-            next(iter(self.farewells)).close()
+        self.farewells.say([channel], channel, [encode_error(text)])

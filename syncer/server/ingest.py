@@ -8,93 +8,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from syncer import kernels
 from syncer.core import events
 from syncer.errors import RemoteProtocolError
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
-from syncer.server.conn import Group
+from syncer.server.conn import Channel
+from syncer.server.decoded import Decode, Decoded
+from syncer.server.group import Group, Reports
 from syncer.server.workers import Job, Workers
 from syncer.wire import messages
+from syncer.wire.encode import encode_error
 
 DECODING_MAX = 4
 """Payloads of one connection that are being decoded; at the limit its sockets are not read."""
 INLINE_ELEMENTS_MAX = 131_072
 """A push of at most this many elements is decoded on the spot: that takes about 10 µs (vector
 kernels) to 130 µs (portable ones), and a worker and back costs as much in thread switches."""
-DECODERS = {
+DECODERS: dict[int, Decode] = {
     DTYPE_F32: kernels.decode_f32, DTYPE_BF16: kernels.decode_bf16, DTYPE_Q4: kernels.decode_q4,
 }
-
-
-class Decoded:
-    """Payload of an INIT or PUSH: f32 values of one fragment, in memory of a pool.
-
-    They go when the scheduler has released them and no worker uses them; the memory is used again
-    when the last view of it is gone. A late push that waits for another round is parked: only its
-    bytes as received are kept.
-    """
-
-    __slots__ = ("array", "decode", "digest", "numel", "pool", "released", "tensor", "users")
-
-    def __init__(self, pool: BufferPool, numel: int, tensor: memoryview | None = None,
-                 decode: Callable[..., int] | None = None):
-        self.pool = pool
-        self.numel = numel
-        self.array: np.ndarray | None = None
-        self._allocate()
-        self.tensor = tensor
-        """The wire bytes, while a push may still be parked, or is."""
-        self.decode = decode
-        self.digest: bytes | None = None
-        """SHA-256 of the wire bytes, of an INIT only."""
-        self.users = 0
-        self.released = False
-
-    def values(self) -> np.ndarray:
-        """The f32 values; on a worker, decoded anew if the payload was parked."""
-        if self.tensor is not None:
-            self.decode(self.tensor, self.array, True, 1)
-            self.tensor = None
-        return self.array
-
-    def borrow(self) -> None:
-        """A worker is going to use the values; `give_back` when it has."""
-        self.users += 1
-
-    def give_back(self) -> None:
-        """The worker is done with the values."""
-        self.users -= 1
-        self._free_if_unused()
-
-    def release(self) -> None:
-        """The scheduler needs the payload no more."""
-        self.released = True
-        self._free_if_unused()
-
-    def settle(self) -> None:
-        """The scheduler has judged the push: unless it parked it, the wire copy has no use."""
-        if self.array is not None:
-            self.tensor = None
-
-    def park(self) -> None:
-        """Keep the wire bytes only."""
-        self.array = None
-
-    def unpark(self) -> None:
-        """Memory for the values; whoever needs them first decodes them."""
-        self._allocate()
-
-    def _allocate(self) -> None:
-        self.array = np.frombuffer(self.pool.take(self.numel), np.float32)
-
-    def _free_if_unused(self) -> None:
-        if self.released and not self.users:
-            self.tensor = self.array = None
 
 
 class Pending:
@@ -103,8 +37,10 @@ class Pending:
     __slots__ = ("decoded", "event", "finished", "name", "refusal", "tensor")
 
     def __init__(self, name: str, tensor: memoryview, decoded: Decoded,
-                 event: Callable[[Decoded], Any]):
-        self.name, self.tensor, self.decoded, self.event = name, tensor, decoded, event
+                 event: Callable[[Decoded], events.Event]):
+        self.name, self.decoded, self.event = name, decoded, event
+        self.tensor: memoryview | None = tensor
+        """The wire bytes, until they are decoded."""
         self.finished = False
         self.refusal: str | None = None
 
@@ -114,7 +50,7 @@ class Intake:
 
     __slots__ = ("broken", "over", "pending")
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.pending: deque[Pending] = deque()
         self.broken = False
         """A payload was refused: those behind it are dropped."""
@@ -122,21 +58,35 @@ class Intake:
         """Reason and refusal of the group's end, to be reported behind its last payload."""
 
 
-class Ingest:
-    """Turns frames into events; `host` takes them.
+class Ingest(Reports):
+    """Turns what groups report into events.
 
-    `host.handle(event)`, `host.left(group, reason, refusal)` once everything of a group was handed
-    on, and `host.fatal(error)` for a defect of this program.
+    `handle` takes the events; `left(group, reason, refusal)` is called once everything of a group
+    was handed on, `say_farewell(channels, main, frames)` for a group that is told off.
     """
 
-    def __init__(self, workers: Workers, pool: BufferPool, host: Any, threads: int,
+    def __init__(self, workers: Workers, pool: BufferPool, threads: int, *,
+                 handle: Callable[[events.Event], None],
+                 left: Callable[[Group, str, str | None], None],
+                 say_farewell: Callable[[list[Channel], Channel, list[bytes]], None],
                  keep_wire: bool = False):
-        self.workers, self.pool, self.host, self.threads = workers, pool, host, threads
+        self.workers, self.pool, self.threads = workers, pool, threads
+        self.handle, self.left, self.say_farewell = handle, left, say_farewell
         self.keep_wire = keep_wire
         """A late push may be parked: keep its bytes until the scheduler has judged it."""
+        self.closed = False
 
-    def frame(self, group: Group, kind: int, payload: Any) -> None:
+    def close(self) -> None:
+        """The run has ended: what still comes in is not looked at."""
+        self.closed = True
+
+    def caught_up(self, group: Group, delivered: tuple[int, ...]) -> None:
+        self.handle(events.CaughtUp(group.learner, group.generation, delivered))
+
+    def frame(self, group: Group, kind: int, payload: memoryview) -> None:
         """One frame of a group. Raises RemoteProtocolError with the text of the ERROR."""
+        if self.closed:
+            return
         hello = group.hello
         who = hello.learner, hello.generation
         about = hello.learner, hello.layout, hello.dtype
@@ -146,16 +96,18 @@ class Ingest:
             self._init(group, messages.parse_init(payload, *about))
         elif kind == Msg.HEARTBEAT:
             heartbeat = messages.parse_heartbeat(payload, hello.learner)
-            self.host.handle(events.Heartbeat(*who, heartbeat.local_step))
+            self.handle(events.Heartbeat(*who, heartbeat.local_step))
         elif kind == Msg.FINAL_ACK:
-            self.host.handle(events.FinalAck(*who, messages.parse_final_ack(payload).step))
+            self.handle(events.FinalAck(*who, messages.parse_final_ack(payload).step))
         elif kind == Msg.BUDGET_DONE:
-            self.host.handle(events.BudgetDone(*who, messages.parse_budget_done(payload).steps))
+            self.handle(events.BudgetDone(*who, messages.parse_budget_done(payload).steps))
         else:
             raise RemoteProtocolError(f"unexpected message type {kind}")
 
     def ended(self, group: Group, reason: str, refusal: str | None) -> None:
         """The sockets are gone; what they brought in full still counts, and is handed on first."""
+        if refusal is not None:
+            self.say_farewell(group.channels, group.control, [encode_error(refusal)])
         group.work.over = reason, refusal
         self._hand_on(group)
 
@@ -168,7 +120,7 @@ class Ingest:
         def run() -> int:
             if decoded.digest is None:
                 decoded.digest = kernels.sha256(tensor)
-            return decode(tensor, decoded.array, False, threads)
+            return decode(tensor, decoded.buffer, False, threads)
 
         pending = Pending(f"INIT_PARAMS fragment {init.fragment}", tensor, decoded,
                           lambda payload: events.Init(*who, init.fragment, payload))
@@ -181,21 +133,22 @@ class Ingest:
         head = push[1:-1]
 
         def run() -> int:
-            return decode(tensor, decoded.array, True, 1)
+            return decode(tensor, decoded.buffer, True, 1)
 
         pending = Pending(f"PUSH_FRAGMENT fragment {push.fragment}", tensor, decoded,
                           lambda payload: events.Push(push.learner, generation, *head, payload))
         self._submit(group, pending, run, None)
 
     def _decoded(self, group: Group, fragment: int, tensor: memoryview | None = None,
-                 decode: Callable[..., int] | None = None) -> Decoded:
+                 decode: Decode | None = None) -> Decoded:
         """Memory for a payload; the peer whose layout does not fit this machine is refused."""
         try:
             return Decoded(self.pool, group.hello.layout.fragments[fragment].numel, tensor, decode)
         except MemoryError as error:
             raise RemoteProtocolError(f"cannot decode a payload: {error}") from None
 
-    def _submit(self, group: Group, pending: Pending, run: Callable[[], int], pair: Any) -> None:
+    def _submit(self, group: Group, pending: Pending, run: Callable[[], int],
+                pair: Callable[[Pending, Pending], None] | None) -> None:
         intake: Intake = group.work
         intake.pending.append(pending)
         if pair is None and pending.decoded.numel <= INLINE_ELEMENTS_MAX:
@@ -209,10 +162,10 @@ class Ingest:
     def _done(self, group: Group, pending: Pending, bad: int | None,
               error: BaseException | None) -> None:
         if error is not None:
-            self.host.fatal(error)
-            return
+            raise error  # no peer can cause it
         pending.finished = True
         pending.tensor = None
+        assert bad is not None  # one of both is None
         if bad >= 0:
             pending.refusal = (f"{pending.name} decodes to a value that is not finite (or has a "
                                f"negative q4 scale) at element {bad}")
@@ -229,16 +182,18 @@ class Ingest:
                 intake.broken = True
                 group.end(pending.refusal or "", pending.refusal)
             else:
-                self.host.handle(pending.event(pending.decoded))
+                self.handle(pending.event(pending.decoded))
         if intake.over is not None:
             if not waiting:
                 (reason, refusal), intake.over = intake.over, None
-                self.host.left(group, reason, refusal)
+                self.left(group, reason, refusal)
         elif not group.ended and group.control.paused and len(waiting) < DECODING_MAX:
             group.resume()
 
 
 def hash_pair(first: Pending, second: Pending) -> None:
     """Digests of two INIT payloads in one go: two interleaved streams cost less than one by one."""
+    assert first.tensor is not None  # neither has been decoded
+    assert second.tensor is not None
     digests = kernels.sha256_pair(first.tensor, second.tensor)
     first.decoded.digest, second.decoded.digest = digests

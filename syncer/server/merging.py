@@ -7,17 +7,20 @@ depend on it: pushes enter a fold one at a time, as the `Fold` actions came.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from syncer.checkpoint.reader import Loaded
 from syncer.config import Config
 from syncer.core import actions, events
+from syncer.core.actions import SaveKind
 from syncer.errors import ConfigError, NumericsError
 from syncer.layout import ISO, Layout
 from syncer.merge import FragmentStore, HelocoConstants
 from syncer.merge.folds import Fold
 from syncer.merge.versions import FragmentVersion
-from syncer.server.ingest import Decoded
+from syncer.server.decoded import Decoded
+from syncer.server.loop import Loop
 from syncer.server.workers import Job, Workers
 
 
@@ -39,12 +42,13 @@ class FoldWork:
 class Merging:
     """The fragments of a run and everything that is computed on them.
 
-    `host.handle(event)` gets `Folded` and `MergeDone`; `host.fatal(error)` a defect of this
-    program. Raises `ConfigError` for a layout that this configuration cannot merge.
+    `handle` takes `Folded` and `MergeDone`; an error that no peer can cause is raised in the loop's
+    thread. Raises `ConfigError` for a layout that this configuration cannot merge.
     """
 
-    def __init__(self, config: Config, layout: Layout, workers: Workers, loop: Any, host: Any):
-        self.workers, self.loop, self.host = workers, loop, host
+    def __init__(self, config: Config, layout: Layout, workers: Workers, loop: Loop,
+                 handle: Callable[[events.Event], None]):
+        self.workers, self.loop, self.handle = workers, loop, handle
         self.store = FragmentStore(
             layout, lr=config.outer_lr, momentum=config.outer_momentum,
             threads=config.merge_threads, outer_optimizer=config.outer_optimizer,
@@ -62,6 +66,23 @@ class Merging:
         self.folds: dict[int, FoldWork] = {}
         self.prepared: dict[int, Any] = {}
         self.stats: dict[int, Any] = {}
+        self.published = 0
+        self.digests: dict[int, str] = {}
+        """SHA-256 of the wire bytes of each fragment's initial value."""
+
+    # -------------------------------------------------------------------------- initial values
+    def resume(self, loaded: Sequence[Loaded]) -> None:
+        """Begin with the fragments of a checkpoint; none: with initial values that will come."""
+        for fragment, found in enumerate(loaded):
+            self.store.adopt(fragment, found.params, version=found.version, state=found.state)
+
+    def adopt_init(self, action: actions.AdoptInit) -> str:
+        """The payload is version 0 of its fragment; returns its digest."""
+        decoded: Decoded = action.payload
+        assert decoded.digest is not None  # every INIT is hashed
+        self.store.adopt(action.fragment, decoded.buffer)
+        digest = self.digests[action.fragment] = decoded.digest.hex()
+        return digest
 
     # ---------------------------------------------------------------------------------- folds
     def open_fold(self, action: actions.OpenFold) -> None:
@@ -87,14 +108,14 @@ class Merging:
     def _folded(self, step: int, work: FoldWork, members: list[actions.Member] | None,
                 error: BaseException | None) -> None:
         if error is not None:
-            self.host.fatal(error)
-        for member in members:
+            raise error  # no peer can cause it
+        for member in members or ():
             waiting = work.given[member]
             push = waiting.popleft()
             if not waiting:
                 del work.given[member]
             push.payload.give_back()
-            self.host.handle(events.Folded(step, work.attempt, push.learner, push.carried))
+            self.handle(events.Folded(step, work.attempt, push.learner, push.carried))
         if work.dropped:
             self._forget(work)
         else:
@@ -161,7 +182,7 @@ class Merging:
     def _merged(self, action: actions.StartMerge, payloads: list[Decoded], result: Any,
                 error: BaseException | None) -> None:
         if error is not None:
-            self.host.fatal(error)
+            raise error
         for payload in payloads:
             payload.give_back()
         prepared, compute_ns, problem = result
@@ -171,11 +192,31 @@ class Merging:
             gnorm = prepared.gnorm
             if prepared.stats is not None:
                 self.stats[action.step] = prepared.stats.record()
-        self.host.handle(events.MergeDone(action.step, compute_ns, gnorm, problem))
+        self.handle(events.MergeDone(action.step, compute_ns, gnorm, problem))
 
     def publish(self, step: int) -> FragmentVersion:
         """The result of this step becomes the current version of its fragment."""
+        self.published += 1
         return self.store.publish(self.prepared.pop(step))
+
+    # ----------------------------------------------------------------------- for disk and tape
+    def cut(self, action: actions.Save) -> list[FragmentVersion]:
+        """The version of every fragment in the cut of a save: the published ones, and the result
+        of a step that is to be durable before it is published."""
+        fragments = range(len(self.store.layout.fragments))
+        versions = [self.store.current(fragment) for fragment in fragments]
+        prepared = self.prepared.get(action.step) if action.kind is SaveKind.ROUND else None
+        if prepared is not None:
+            versions[prepared.fragment] = prepared.result
+        return versions
+
+    def with_figures(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """A record of the scheduler with what only merges know: digests, statistics."""
+        if fields.get("event") == "init":
+            return fields | {"sha256": [self.digests.get(f) for f in sorted(self.digests)]}
+        if "fragment" in fields and (stats := self.stats.pop(fields["step"], None)):
+            return fields | {"stats": stats}
+        return fields
 
     def close(self) -> None:
         """Let go of results that will never be published."""

@@ -5,122 +5,90 @@ It must not decide when to save (core.scheduler does) and not know how (store do
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
 from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lock import PathLock
-from syncer.checkpoint.reader import Checkpoint, Loaded
-from syncer.checkpoint.resume import check_resumable
+from syncer.checkpoint.reader import Loaded
 from syncer.checkpoint.saver import Outcome, Saver
 from syncer.config import Config
 from syncer.core import actions, events
-from syncer.errors import CheckpointError, CheckpointMismatch
-from syncer.merge.optimizers import OPTIMIZERS
+from syncer.core.actions import SaveKind
+from syncer.errors import CheckpointError
+from syncer.merge.versions import FragmentVersion
 from syncer.server.log import Log
+from syncer.server.resuming import load_resumable, resumable_path
 from syncer.wire.hello import Hello
-from syncer.wire.identity import Identity, rl_contract
+from syncer.wire.identity import Identity
 
 
 class Persistence:
     """Everything about `--checkpoint-path` and `--resume` of one run; does nothing without them.
 
     Raises `ConfigError` when another process has the path, `CheckpointError` when the run cannot
-    be resumed; nothing is left behind then. `resumed` is the scheduler's state, None for a fresh
-    run.
+    be resumed; nothing is left behind then.
     """
 
     def __init__(self, config: Config, log: Log, files: Files = FILES,
                  lane: Callable[[], Lane] = Lane):
         self.config, self.log, self.files = config, log, files
-        self.path = config.checkpoint_path
-        self.lock: PathLock | None = None
-        self.saver: Saver | None = None
-        self.facts: Facts | None = None
-        self.loaded: list[Loaded] = []
-        self.resumed: events.Resumed | None = None
         self.optimizer = optimizer_facts(
             config.outer_optimizer, lr=config.outer_lr, momentum=config.outer_momentum,
             dn_period=config.dn_period, dn_activation=config.dn_activation)
-        if self.path is None:
-            if config.resume:
-                raise CheckpointError("--resume has no checkpoint to read: name one with "
-                                      "--checkpoint-path")
-            return
+        self.facts: Facts | None = None
+        self.loaded: list[Loaded] = []
+        self.lock: PathLock | None = None
+        self.lane: Lane | None = None
+        """Where files are written; None for a run that writes none."""
+        self.saver: Saver | None = None
+        path = config.checkpoint_path
         if config.resume:
-            self._check_there()
-        self.lock = files.lock(self.path)
+            path = resumable_path(config, files)
+        if path is not None:
+            self.lock = files.lock(path)
         try:
-            if config.resume:
-                self._load()
-            self.saver = Saver(
-                self.path, form=config.checkpoint_format, keep=config.checkpoint_keep,
-                retries=config.checkpoint_retries, direct=config.checkpoint_direct,
-                files=files, lane=lane(),
-                warn=lambda text, fields: log.warning(text, **fields))
+            if config.resume and path is not None:
+                self.facts, self.loaded = load_resumable(path, config, self.optimizer, files)
+            if path is not None or config.final_state is not None:
+                self.lane = lane()
+            if path is not None:
+                self.saver = Saver(
+                    path, form=config.checkpoint_format, keep=config.checkpoint_keep,
+                    retries=config.checkpoint_retries, direct=config.checkpoint_direct,
+                    files=files, lane=self.lane,
+                    warn=lambda text, fields: log.warning(text, **fields))
         except BaseException:
             self.close()
             raise
 
-    def _check_there(self) -> None:
-        try:
-            why = (None if stat.S_ISREG(self.files.status(self.path).st_mode)
-                   else "it is no regular file")
-        except OSError:
-            why = "no such file"
-        if why is not None:
-            raise CheckpointError(f"--resume: {self.path} cannot be read: {why}")
-
-    def _load(self) -> None:
-        config = self.config
-        with Checkpoint(self.path, self.files) as checkpoint:
-            facts = checkpoint.facts
-            check_resumable(facts, self.path, optimizer=self.optimizer,
-                            state=OPTIMIZERS[config.outer_optimizer].state,
-                            total_steps=config.total_steps)
-            identity = config.expected_island_contract
-            if identity is not None and facts.contract != rl_contract(facts.fingerprint, identity):
-                raise CheckpointMismatch(
-                    f"{self.path}: session contract: expected "
-                    f"{rl_contract(facts.fingerprint, identity).hex()}, which "
-                    f"--expected-island-contract asks for, found {facts.contract.hex()}")
-            self.loaded = checkpoint.load(verify=not config.no_verify)
-        self._settle_name()
-        self.facts = facts
-        self.resumed = events.Resumed(
-            facts.step, len(facts.numels), facts.fingerprint,
-            {learner: list(entry) for learner, entry in facts.ledger.items()})
-
-    def _settle_name(self) -> None:
-        """The process before may have died between its rename and the fsync of the directory: what
-        is read here could then still give way to the older file, after others have seen it."""
-        try:
-            self.files.sync_directory(
-                os.path.dirname(self.files.real_path(self.path)) or ".")
-        except OSError as error:
-            raise CheckpointError(f"--resume: the directory of {self.path} cannot be made durable "
-                                  f"(fsync): {error.strerror}") from None
-
     def begin(self) -> None:
         """The server listens: say where the run stands. Raises `WriteError` if a marker of an end
         that will not be one cannot be removed."""
-        if self.path is None:
+        if self.saver is None:
             return
-        step = 0 if self.facts is None else self.facts.step
+        facts, path = self.facts, self.saver.path
+        step = 0 if facts is None else facts.step
         if step < self.config.total_steps:
             self.saver.unmark()
-        if self.facts is not None:
-            self.log.info("resumed from checkpoint", step=step, path=self.path,
-                          fragments=len(self.facts.numels), elements=sum(self.facts.numels))
-        elif self.files.exists(self.path):
+        if facts is not None:
+            self.log.info("resumed from checkpoint", step=step, path=path,
+                          fragments=len(facts.numels), elements=sum(facts.numels))
+        elif self.files.exists(path):
             self.log.warning("the checkpoint that is there will be replaced; --resume would "
-                             "continue it", path=self.path)
+                             "continue it", path=path)
 
     # ------------------------------------------------------------------------------ the session
+    @property
+    def resumed(self) -> events.Resumed | None:
+        """What the scheduler goes on from, None for a fresh run."""
+        facts = self.facts
+        return None if facts is None else events.Resumed(
+            facts.step, len(facts.numels), facts.fingerprint,
+            {learner: list(entry) for learner, entry in facts.ledger.items()})
+
     @property
     def identity(self) -> Identity | None:
         """Of the session that was resumed, None for a fresh run."""
@@ -134,34 +102,60 @@ class Persistence:
         return loaded
 
     # -------------------------------------------------------------------------------- the saves
-    def save(self, action: actions.Save, versions: Sequence[Any], session: Hello,
+    def save(self, action: actions.Save, versions: Sequence[FragmentVersion], session: Hello,
              done: Callable[[Outcome], None]) -> None:
-        """Write these versions as the cut of a `Save`; `done` is called on the saver's thread."""
-        cut = Cut.of(action.step, versions, action.ledger, fingerprint=session.fingerprint,
-                     contract=session.contract, layout=session.layout, optimizer=self.optimizer,
-                     profile_hash=self.config.saved_profile_hash)
+        """Write these versions as a `Save` asks; `done(outcome)` on the lane, behind what is said
+        about it. Without a checkpoint path nothing is written, and that at once."""
 
         def finished(outcome: Outcome) -> None:
             self._say(outcome)
             done(outcome)
 
-        self.saver.save(action.kind, cut, finished, let_go=action.background,
-                        mark=(action.kind is actions.SaveKind.FINAL
-                              and self.config.mark_final_checkpoint))
+        if action.kind is SaveKind.FINAL_STATE:
+            assert self.lane is not None  # made for the path that is to be written
+            self.lane.submit(lambda: finished(self._write_final_state(action, versions)))
+        elif self.saver is None:
+            done(Outcome(action.kind, action.step, 0, 0.0))
+        else:
+            cut = Cut.of(action.step, versions, action.ledger, fingerprint=session.fingerprint,
+                         contract=session.contract, layout=session.layout,
+                         optimizer=self.optimizer, profile_hash=self.config.saved_profile_hash)
+            mark = action.kind is SaveKind.FINAL and self.config.mark_final_checkpoint
+            self.saver.save(action.kind, cut, finished, let_go=action.background, mark=mark)
+
+    def _write_final_state(self, action: actions.Save,
+                           versions: Sequence[FragmentVersion]) -> Outcome:
+        assert self.lane is not None
+        assert self.config.final_state is not None
+        begun_s, written, error, defect = self.lane.now_s(), 0, None, None
+        try:
+            written = write_final_state(self.config.final_state,
+                                        [version.params for version in versions], self.files)
+        except CheckpointError as problem:
+            error = str(problem)
+        except BaseException as problem:
+            defect = problem
+        seconds = self.lane.now_s() - begun_s
+        return Outcome(action.kind, action.step, written, seconds, error, defect)
 
     def _say(self, outcome: Outcome) -> None:
-        if outcome.error is not None:
+        if outcome.kind == SaveKind.FINAL_STATE:
+            if outcome.error is None and outcome.defect is None:
+                self.log.info("final state written", path=self.config.final_state,
+                              step=outcome.step)
+        elif outcome.error is not None:
             self.log.error("checkpoint not written", kind=outcome.kind, step=outcome.step,
                            error=outcome.error)
         elif outcome.defect is None:
-            committed = outcome.kind == actions.SaveKind.ROUND
+            committed = outcome.kind == SaveKind.ROUND
             text = "checkpoint committed" if committed else "checkpoint written"
-            self.log.info(text, step=outcome.step, kind=outcome.kind, path=self.path,
-                          bytes=outcome.bytes, seconds=round(outcome.seconds, 3))
+            self.log.info(text, step=outcome.step, kind=outcome.kind,
+                          path=self.config.checkpoint_path, bytes=outcome.bytes,
+                          seconds=round(outcome.seconds, 3))
 
     def close(self) -> None:
         """Wait for a write that is under way, then give the path back."""
-        if self.saver is not None:
-            self.saver.close()
+        if self.lane is not None:
+            self.lane.close()
         if self.lock is not None:
             self.lock.close()

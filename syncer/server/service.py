@@ -9,34 +9,45 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 
 from syncer.checkpoint.atomic import WriteError
 from syncer.config import Config
-from syncer.core import events
+from syncer.core import actions, events
+from syncer.core.run.phases import Phase
+from syncer.core.run.record import failure_record
+from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import NO_FAILURES, Exit
 from syncer.server.door import Door
-from syncer.server.driver import Driver, Ending
+from syncer.server.driver import Driver, Ending, InvariantsWatch, Watch
+from syncer.server.farewell import Farewells
+from syncer.server.group import Group
+from syncer.server.listener import Listener
 from syncer.server.log import Log
 from syncer.server.persistence import Persistence
+from syncer.server.session import Parts, RunSession
 from syncer.server.system import BindError, Signals, System
-from syncer.server.tape import Tape
+from syncer.server.tape import Recorder, Tape
+from syncer.wire.hello import Hello
+from syncer.wire.identity import Pins, identity_refusal, mismatch
 
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
 
 
 class Server:
-    """A bound server in a world: `system` has its ports.
+    """A bound server in a world: `system` has its ports, `watch` sees what the scheduler does.
 
-    Raises `BindError` when the address cannot be listened on, `ConfigError` when a file cannot be
-    opened, `CheckpointError` when a checkpoint cannot be resumed. `address` is (host, port) as
-    bound. `status` is the exit status once `life` has ended.
+    `session` is None until the first HELLO of a layout that can be merged, `address` is (host,
+    port) as bound, `status` the exit status once `life` has ended. Raises `BindError` when the
+    address cannot be listened on, `ConfigError` when a file cannot be opened, `CheckpointError`
+    when a checkpoint cannot be resumed.
     """
 
-    def __init__(self, config: Config, log: Log | None = None, system: System | None = None):
+    def __init__(self, config: Config, log: Log | None = None, system: System | None = None,
+                 watch: Watch | None = None):
         self.config = config
         self.system = system or System()
         self.log = log or Log(config.log_level, config.log_format, self.system.log_lines())
@@ -47,17 +58,23 @@ class Server:
             undo.callback(self.persistence.close)
             sock = self.system.listen(config.bind_host, config.port)
             undo.callback(sock.close)
-            self.tape = open_tape(config, self.system)
-            if self.tape is not None:
-                undo.callback(self.tape.close)
+            self.recorder = Recorder(open_tape(config, self.system), self.log)
+            undo.callback(self.recorder.close)
             self.persistence.begin()
             undo.pop_all()
         self.workers = self.system.workers(self.loop)
-        self.driver = Driver(config, self.loop, self.workers, self.log, tape=self.tape,
-                             persistence=self.persistence)
-        self.door = Door(self.loop, config, self.log, sock, self.driver)
-        self.driver.door = self.door
-        self.address = self.door.address
+        self.farewells = Farewells()
+        self.door = Door(self.loop, config, self.log, self.farewells, self)
+        self.listener = Listener(self.loop, self.log, sock, self.door.welcome)
+        self.driver = Driver(Scheduler(config, self.persistence.resumed), self.loop, {
+            actions.Log: lambda action: self.log.write(*action),
+            actions.Record: lambda action: self.recorder.write(action.fields),
+            actions.Refuse: self.door.refuse_arrival,
+        }, watch or (InvariantsWatch() if self.system.checks() else None))
+        self.session: RunSession | None = None
+        self.pins = Pins(config.profile_hash, config.require_profile_binding,
+                         config.expected_island_contract)
+        self.address = self.listener.address
         self.status: int = Exit.FAILED
 
     def run(self) -> int:
@@ -86,8 +103,39 @@ class Server:
         """Ask for a graceful end, as the first signal does. From any thread."""
         self.loop.post(lambda: self.driver.handle(events.Stop(int(signum))))
 
+    # -------------------------------------------------------------------- what the door asks for
+    def handle(self, event: events.Event) -> None:
+        self.driver.handle(event)
+
+    def identity_refusal(self, hello: Hello) -> str | None:
+        """Text of the ERROR for a HELLO that does not belong to this run, else None."""
+        resumed = self.persistence.identity
+        text = None if resumed is None else mismatch(resumed, hello)
+        if text is not None:
+            self._misfit(text)
+        identity = None if self.session is None else self.session.identity
+        return identity_refusal(identity, hello, self.pins) or text
+
+    def _misfit(self, text: str) -> None:
+        """A strict run (no stale base allowed) ends with it before the start."""
+        if self.config.max_base_lag == 0 and self.driver.scheduler.phase == Phase.WAITING:
+            self.recorder.write(failure_record("layout_hash_mismatch", text))
+            self.driver.ending = self.driver.ending or Ending(Exit.NOT_RESUMABLE, text)
+
+    def open_session(self, hello: Hello) -> None:
+        """The first HELLO that belongs to the run makes the session. Raises `ConfigError`."""
+        if self.session is None:
+            self.session = RunSession(hello, Parts(
+                self.config, self.loop, self.workers, self.log, self.recorder, self.persistence,
+                self.door, self.farewells, self.driver.handle))
+            self.driver.add_owners(self.session.owners())
+
+    def find_group(self, learner: int, generation: int) -> Group | None:
+        """The admitted, still connected group."""
+        return None if self.session is None else self.session.find(learner, generation)
+
     # -------------------------------------------------------------------------------- the life
-    def life(self) -> Iterator[int | None]:
+    def life(self) -> Generator[int | None, None, None]:
         """The run from its first log line to its last.
 
         Whoever drives it makes a turn of the loop after each value, a time of the loop's clock by
@@ -98,7 +146,7 @@ class Server:
         driver = self.driver
         try:
             while driver.ending is None:
-                yield driver.scheduler.deadline_ns()
+                yield driver.deadline_ns()
                 driver.tick_if_due()
             ending = driver.ending
         except Exception as error:
@@ -110,8 +158,7 @@ class Server:
             ending = self._defect(error)
             self._say(ending)
         self._totals()
-        if self.tape is not None:
-            self.tape.close()
+        self.recorder.close()
         self.status = ending.status
 
     def _announce(self) -> None:
@@ -137,16 +184,21 @@ class Server:
     def _close(self) -> Iterator[int | None]:
         """Flush what is queued, let peers read it, then close every socket and thread."""
         self.driver.ending = self.driver.ending or Ending(Exit.FAILED, "")
+        self.listener.close()
         self.door.close()
-        groups = [group for group in self.driver.groups.values() if not group.ended]
+        groups: list[Group] = []
+        if self.session is not None:
+            self.session.ingest.close()
+            groups = self.session.open_groups
         yield from self._until(lambda: all(group.flushed for group in groups), FLUSH_NS)
         for group in groups:
             if not group.ended:
-                self.door.say_farewell(group.channels, group.control, [])
-        yield from self._until(lambda: not self.door.farewells, None)
+                self.farewells.say(group.channels, group.control, [])
+        yield from self._until(lambda: not self.farewells.open, None)
         self.workers.close()
         self.persistence.close()
-        self.driver.close()
+        if self.session is not None:
+            self.session.close()
 
     def _until(self, reached: Callable[[], bool], limit_ns: int | None) -> Iterator[int | None]:
         deadline_ns = None if limit_ns is None else self.loop.now_ns() + limit_ns
@@ -155,9 +207,10 @@ class Server:
 
     def _totals(self) -> None:
         usage = self.system.usage()
+        commits = 0 if self.session is None else self.session.merging.published
         self.log.info("server totals", bytes_received=self.loop.bytes_received,
                       bytes_sent=self.loop.bytes_sent, cpu_seconds=round(usage.cpu_seconds, 3),
-                      peak_rss_bytes=usage.peak_rss_bytes, commits=self.driver.commits)
+                      peak_rss_bytes=usage.peak_rss_bytes, commits=commits)
 
 
 def open_tape(config: Config, system: System) -> Tape | None:

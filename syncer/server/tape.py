@@ -11,6 +11,7 @@ import os
 from typing import Any, Protocol
 
 from syncer.errors import SyncerError
+from syncer.server.log import Log
 
 
 class TapeError(SyncerError):
@@ -55,3 +56,23 @@ class Tape:
 
     def close(self) -> None:
         self.file.close()
+
+
+class Recorder:
+    """Puts records on the tape, if the run has one. A lost record is no reason to lose a run, but
+    it must be seen."""
+
+    def __init__(self, tape: Tape | None, log: Log):
+        self.tape, self.log = tape, log
+
+    def write(self, fields: dict[str, Any]) -> None:
+        if self.tape is None:
+            return
+        try:
+            self.tape.write(fields)
+        except TapeError as error:
+            self.log.error("event tape record lost", error=str(error))
+
+    def close(self) -> None:
+        if self.tape is not None:
+            self.tape.close()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from syncer.checkpoint.files import FILES, Files
 from syncer.config import Config
 from syncer.kernels import decode_bf16, encode_bf16, encode_q4
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
@@ -32,9 +33,10 @@ from syncer.protocol import (
     bulk_dtype,
     tensor_bytes,
 )
+from syncer.server.driver import InvariantsWatch
 from syncer.server.log import Log
 from syncer.server.service import Server
-from syncer.server.system import Descriptor
+from syncer.server.system import Descriptor, System
 from syncer.wire import encode, messages
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
@@ -394,10 +396,21 @@ class ServerProcess(Hosting):
             self.process.wait()
 
 
+class Witness(InvariantsWatch):
+    """Checks the scheduler after every event, and remembers the events."""
+
+    def __init__(self):
+        self.events: list[Any] = []
+
+    def after(self, event, given):
+        super().after(event, given)
+        self.events.append(event)
+
+
 class ServerThread(Hosting):
     """A server inside this process, on its own thread; `with` stops it and joins."""
 
-    def __init__(self, directory: Path, **settings: Any):
+    def __init__(self, directory: Path, *, files: Files = FILES, **settings: Any):
         self.learners = []
         self.log_path = directory / f"server-{os.urandom(4).hex()}.log"
         self.log = LogFile(self.log_path)
@@ -405,8 +418,9 @@ class ServerThread(Hosting):
         defaults = dict(learners=1, total_steps=1, port=0, sync_interval_steps=0.0)
         self.config = Config(**(defaults | settings))
         self.descriptor = descriptor
-        self.server = Server(self.config, Log("debug", "json", Descriptor(descriptor)))
-        self.server.driver.check = True
+        self.witness = Witness()
+        self.server = Server(self.config, Log("debug", "json", Descriptor(descriptor)),
+                             System(files), self.witness)
         self.port = self.server.address[1]
         self.status: int | None = None
         self.thread = threading.Thread(target=self._run)

@@ -18,6 +18,7 @@ from syncer.checkpoint.files import Files
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.config import Config
+from syncer.core import events
 from syncer.errors import ConfigError
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.protocol import Msg
@@ -177,10 +178,10 @@ def test_a_slow_background_write_holds_nothing_up_but_the_next_save(tmp_path):
     files = Held()
     with (
         ServerThread(tmp_path, total_steps=12, pipeline=1, checkpoint_path=str(path),
-                     checkpoint_every=4, checkpoint_keep=9, background_checkpoint=True) as server,
+                     checkpoint_every=4, checkpoint_keep=9, background_checkpoint=True,
+                     files=files) as server,
         ScriptedLearner(server.port, 0) as learner,
     ):
-        server.server.persistence.saver.files = files
         start(learner)
         train(learner, 4)
         assert files.reached.wait(PATIENCE_S)
@@ -188,15 +189,16 @@ def test_a_slow_background_write_holds_nothing_up_but_the_next_save(tmp_path):
         learner.pull(8)
         assert learner.versions == {0: 7, 1: 5, 2: 6}
         assert not path.exists()
-        store = server.server.driver.store
+        store = server.server.session.merging.store
         # three commits, each pins at most the pair of one fragment it replaced
         assert store.live_buffers <= 2 * (len(MIXED.fragments) + 3)
         learner.seen.clear()
         answer(learner, messages.Pull(1, 8, 1))
         pull = learner.pull(9)  # step 8 is out; its save waits for the one of step 4
         answer(learner, pull)
-        wait_until(lambda: 9 in server.server.driver.merging.prepared, "the merge of step 9")
-        assert server.server.driver.scheduler.global_step == 8
+        wait_until(lambda: any(isinstance(event, events.MergeDone) and event.step == 9
+                               for event in list(server.witness.events)), "the merge of step 9")
+        assert server.witness.scheduler.global_step == 8
         files.go_on.set()
         train(learner, 3)
         learner.finish()
@@ -227,10 +229,9 @@ def test_a_failed_background_write_ends_the_run_at_the_next_wait(tmp_path):
     files.failing = OSError(30, "Read-only file system")
     with (
         ServerThread(tmp_path, total_steps=9, pipeline=1, checkpoint_path=str(path),
-                     checkpoint_every=2, background_checkpoint=True) as server,
+                     checkpoint_every=2, background_checkpoint=True, files=files) as server,
         ScriptedLearner(server.port, 0) as learner,
     ):
-        server.server.persistence.saver.files = files
         start(learner)
         train(learner, 3)
         server.log.wait("background checkpoint failed", step=2)
@@ -257,10 +258,9 @@ def test_a_step_that_cannot_be_written_is_never_seen(tmp_path, failing):
 
     with (
         ServerThread(tmp_path, total_steps=9, pipeline=1, checkpoint_path=str(path),
-                     checkpoint_every=1, checkpoint_retries=2) as server,
+                     checkpoint_every=1, checkpoint_retries=2, files=Failing()) as server,
         ScriptedLearner(server.port, 0) as learner,
     ):
-        server.server.persistence.saver.files = Failing()
         start(learner)
         if failing:
             train(learner, failing)

@@ -209,12 +209,10 @@ def test_a_final_state_that_cannot_be_written(tmp_path):
 
 def test_a_defect_is_one_line_and_status_1(tmp_path, monkeypatch):
     with ServerThread(tmp_path) as server:
-        driver = server.server.driver
-
-        def broken(event):
+        def broken(event, given):
             raise InvariantViolation("two rounds of one fragment")
 
-        monkeypatch.setattr(driver, "_step", broken)
+        monkeypatch.setattr(server.witness, "after", broken)
         learner = server.learner(0, SMALL)
         learner.ended()
         assert server.wait() == 1
@@ -232,7 +230,7 @@ def test_a_defect_in_a_worker_ends_the_run(tmp_path, monkeypatch):
         def broken(*arguments):
             raise MemoryError("no memory for a merge")
 
-        monkeypatch.setattr(server.server.driver.store, "prepare", broken)
+        monkeypatch.setattr(server.server.session.merging.store, "prepare", broken)
         learner.push(pull, ZEROS)
         learner.ended()
         assert server.wait() == 1

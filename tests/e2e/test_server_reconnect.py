@@ -164,7 +164,7 @@ def test_a_slow_reader_skips_versions_that_it_has_not_begun(tmp_path):
         for step in range(1, steps + 1):
             good.push(good.pull(step), np.zeros(size, np.float32))
         good.pull(steps + 1)
-        group = server.server.driver.groups[1, slow.hello.generation]
+        group = server.server.find_group(1, slow.hello.generation)
         # One version is under way, the newest waits behind it, and nothing else is held.
         assert len(group.outbox.held_versions) <= 2
         slow.until(lambda m: isinstance(m, messages.Bcast) and m.version == steps)

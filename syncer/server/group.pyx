@@ -1,0 +1,162 @@
+"""The sockets of one learner's connection as one: frames in, its outbox out over the streams.
+
+It must not know rounds, and decides only how bytes are shared out over streams.
+"""
+
+from syncer.server.conn cimport Channel, Owner
+from syncer.server.outbox cimport Bulk, Outbox
+from syncer.wire.frames import Reassembly
+from syncer.wire.limits import Limits
+
+# One turn of a group sends at most this much, so that a fast peer cannot starve others.
+cdef Py_ssize_t WRITE_TURN_BYTES = 8 * 1024 * 1024
+
+
+cdef class Reports:
+    """Who hears of a group. All are called in the loop's thread."""
+
+    cpdef object frame(self, Group group, int kind, object payload):
+        """One complete frame. Raises RemoteProtocolError to break the group."""
+        raise NotImplementedError
+
+    cpdef object caught_up(self, Group group, tuple delivered):
+        """A catch-up has ended with these versions sent."""
+        raise NotImplementedError
+
+    cpdef object ended(self, Group group, str reason, str refusal):
+        """Once, at the end. With a refusal the channels are still open: they need a `Farewell`."""
+        raise NotImplementedError
+
+
+cdef class Group(Owner):
+    """The control socket and the data sockets of one (learner, generation)."""
+
+    def __init__(self, Channel control, hello, Reports reports):
+        self.loop = control.loop
+        self.control = control
+        self.hello = hello
+        self.learner, self.generation = hello.learner, hello.generation
+        self.reports = reports
+        self.data = {}
+        self.streams = [control]
+        self.outbox = Outbox(len(hello.layout.fragments))
+        self.limits = Limits.for_server(hello.layout, hello.dtype)
+        self.reassembly = Reassembly(self.limits)
+        control.owner = self
+
+    @property
+    def channels(self):
+        return [self.control, *self.data.values()]
+
+    def attach(self, index, Channel channel):
+        """A data socket joins; from the next piece on it takes its share."""
+        if self.ended:  # by what its control socket brought meanwhile
+            channel.close()
+            return
+        self.data[index] = channel
+        self.streams = [self.data[i] for i in sorted(self.data)]
+        channel.owner = self
+        if self.control.paused:
+            channel.pause()
+        self.pump()
+
+    # -------------------------------------------------------------------------- what came in
+    cpdef object on_frame(self, Channel channel, int kind, object payload):
+        self.reports.frame(self, kind, payload)
+
+    cpdef object on_broken(self, Channel channel, str text):
+        self.end(text, text)
+
+    cpdef object on_lost(self, Channel channel, str reason):
+        self.end(reason)
+
+    def pause(self):
+        for channel in self.channels:
+            channel.pause()
+
+    def resume(self):
+        for channel in self.channels:
+            channel.resume()
+            if self.control.paused:
+                return  # the first channels' waiting frames were enough to pause it again
+
+    # -------------------------------------------------------------------------- what goes out
+    cpdef object on_sent(self, Channel channel, Bulk bulk):
+        if bulk is not None:
+            self.outbox.piece_sent(bulk)
+        if not self.pumping:
+            self.pump()
+
+    cpdef object on_writable(self, Channel channel):
+        self.pump()
+
+    cpdef object pump(self):
+        """Give idle streams their next piece, and the control socket its small frames.
+
+        Pieces go round robin over the streams that can take one; a stream whose kernel buffer is
+        full is passed over until it drains.
+        """
+        cdef Py_ssize_t budget = WRITE_TURN_BYTES
+        cdef Channel stream
+        if self.pumping or self.ended:
+            return
+        self.pumping = True
+        try:
+            while not self.ended:
+                if not self.control.out:
+                    small = self.outbox.take_small()
+                    if small:
+                        self.control.send([b"".join(small)])
+                        continue
+                stream = self._idle_stream()
+                if stream is None:
+                    break
+                if budget <= 0:
+                    if self.outbox.has_pieces():
+                        stream.send_later()
+                    break
+                piece = self.outbox.next_piece()
+                if piece is None:
+                    break
+                self.turn += 1
+                bulk, buffers = piece
+                budget -= len(buffers[0]) + len(buffers[1])
+                stream.send(buffers, bulk)
+        finally:
+            self.pumping = False
+        self._report()
+
+    cdef Channel _idle_stream(self):
+        cdef Py_ssize_t count = len(self.streams), i
+        cdef Channel stream
+        for i in range(count):
+            stream = self.streams[(self.turn + i) % count]
+            if stream.idle():
+                self.turn = (self.turn + i) % count
+                return stream
+        return None
+
+    cdef object _report(self):
+        if not self.ended and self.outbox.catching_up:
+            delivered = self.outbox.caught_up()
+            if delivered is not None:
+                self.reports.caught_up(self, delivered)
+
+    @property
+    def flushed(self):
+        """Everything queued is with the kernel."""
+        return self.ended or (
+            self.outbox.empty and not any(channel.unsent for channel in self.channels))
+
+    # ------------------------------------------------------------------------------ life cycle
+    cpdef object end(self, str reason, str refusal=None):
+        """End the whole group: at once, or with ERROR `refusal` on the control socket first."""
+        if self.ended:
+            return
+        self.ended = True
+        self.outbox.drop()
+        self.reassembly = None  # half-received messages go now, not when the collector comes
+        if refusal is None:
+            for channel in self.channels:
+                channel.close()
+        self.reports.ended(self, reason, refusal)

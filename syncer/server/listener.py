@@ -1,0 +1,70 @@
+"""Accepts connections and hands them on; must not read from them.
+
+When descriptors or memory run out the backlog waits, and those who are in go on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+from syncer import tcp
+from syncer.server.log import Log
+from syncer.server.loop import READ, Handler, Loop
+
+ACCEPTS_PER_TURN = 64
+NO_DESCRIPTORS_PAUSE_NS = 10**9
+
+
+class Listener(Handler):
+    """`welcome(socket, "host:port")` for every connection until `close`; the listening socket
+    comes from `System.listen`."""
+
+    def __init__(self, loop: Loop, log: Log, sock: socket.socket,
+                 welcome: Callable[[socket.socket, str], None]):
+        self.loop, self.log, self.sock, self.welcome = loop, log, sock, welcome
+        self.listening = False
+        self._listen()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) as bound."""
+        host, port = self.sock.getsockname()[:2]
+        return host, port
+
+    def ready(self, events: int) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                sock, address = self.sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self.log.warning("cannot accept connections for a moment",
+                                 error=os.strerror(error.errno or 0))
+                self._pause()
+                return
+            try:
+                sock.setblocking(False)
+                tcp.configure(sock)
+            except OSError:
+                sock.close()  # reset before it was looked at
+            else:
+                self.welcome(sock, f"{address[0]}:{address[1]}")
+
+    def _listen(self) -> None:
+        if not self.listening and self.sock.fileno() >= 0:
+            self.listening = True
+            self.loop.register(self.sock, READ, self)
+
+    def _pause(self) -> None:
+        self.listening = False
+        self.loop.unregister(self.sock)
+        self.loop.call_at(self.loop.now_ns() + NO_DESCRIPTORS_PAUSE_NS, self._listen)
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+        if self.listening:
+            self.loop.unregister(self.sock)
+            self.listening = False
+        self.sock.close()

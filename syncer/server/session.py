@@ -1,0 +1,147 @@
+"""What the first HELLO makes: the fragments, the memory for payloads, and who is connected.
+
+It must not decide who is admitted or what is sent; it has the parts that do it, and tells the
+scheduler what they report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from syncer.checkpoint.saver import Outcome
+from syncer.config import Config
+from syncer.core import actions, events
+from syncer.core.actions import SaveKind
+from syncer.merge.buffers import BufferPool
+from syncer.server.decoded import Decoded
+from syncer.server.door import Door
+from syncer.server.driver import Owners
+from syncer.server.farewell import Farewells
+from syncer.server.group import Group
+from syncer.server.ingest import Ingest, Intake
+from syncer.server.log import Log
+from syncer.server.loop import Loop
+from syncer.server.merging import Merging
+from syncer.server.outgoing import Outgoing
+from syncer.server.persistence import Persistence
+from syncer.server.tape import Recorder
+from syncer.server.workers import Workers
+from syncer.wire.hello import Hello
+from syncer.wire.identity import Identity
+
+
+class Parts(NamedTuple):
+    """What a server has before it knows any layout."""
+
+    config: Config
+    loop: Loop
+    workers: Workers
+    log: Log
+    recorder: Recorder
+    persistence: Persistence
+    door: Door
+    farewells: Farewells
+    handle: Callable[[events.Event], None]
+    """Takes events for the scheduler."""
+
+
+class RunSession:
+    """A run whose layout is known. Raises `ConfigError` for one that it cannot merge."""
+
+    def __init__(self, hello: Hello, parts: Parts):
+        config, loop, handle = parts.config, parts.loop, parts.handle
+        self.hello, self.parts = hello, parts
+        self.identity = Identity.of_hello(hello)
+        self.groups: dict[actions.Member, Group] = {}
+        self.merging = Merging(config, hello.layout, parts.workers, loop, handle)
+        self.merging.resume(parts.persistence.take_loaded())
+        self.pool = BufferPool()
+        self.ingest = Ingest(parts.workers, self.pool, config.merge_threads, handle=handle,
+                             left=self._left, say_farewell=parts.farewells.say,
+                             keep_wire=config.late_carry)
+        self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
+                                 log=parts.log, handle=handle)
+        # Spares: a push per learner and round in flight, and two bf16 bodies of the next commits.
+        depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
+        fragment_bytes = 4 * hello.layout.largest
+        self.pool.spare_bytes_max = fragment_bytes * (config.learners * depth + 1)
+        self.outgoing.pool.spare_bytes_max = fragment_bytes
+
+    def owners(self) -> Owners:
+        """Who carries out the actions that need a session."""
+        merging, outgoing = self.merging, self.outgoing
+        return {
+            actions.Admit: self._admit, actions.Close: self._close,
+            actions.Release: lambda action: Decoded.release(action.payload),
+            actions.Park: lambda action: Decoded.park(action.payload),
+            actions.Unpark: lambda action: Decoded.unpark(action.payload),
+            actions.AdoptInit: self._adopt_init,
+            actions.OpenFold: merging.open_fold, actions.Fold: merging.fold,
+            actions.StartMerge: merging.start, actions.Publish: self._publish,
+            actions.CatchUp: outgoing.catch_up, actions.Pull: outgoing.pull,
+            actions.Broadcast: outgoing.broadcast, actions.SendFinal: outgoing.final_cut,
+            actions.SendShutdown: outgoing.shutdown,
+            actions.Save: self._save, actions.Record: self._record,
+        }
+
+    def find(self, learner: int, generation: int) -> Group | None:
+        """The admitted group, unless it has ended."""
+        group = self.groups.get((learner, generation))
+        return None if group is None or group.ended else group
+
+    def _admit(self, action: actions.Admit) -> None:
+        channel, hello = self.parts.door.arrived(action.connection)
+        group = Group(channel, hello, self.ingest)
+        group.work = Intake()
+        self.groups[action.learner, action.generation] = group
+        self.parts.door.open_reader(channel, group)
+        channel.resume()
+        self.parts.door.group_ready(group)
+
+    def _close(self, action: actions.Close) -> None:
+        group = self.find(action.learner, action.generation)
+        if group is not None:
+            group.end(action.reason)
+
+    def _left(self, group: Group, reason: str, refusal: str | None) -> None:
+        """Everything that came from a group which has ended is handed on."""
+        del self.groups[group.learner, group.generation]
+        log = self.parts.log
+        write = log.info if refusal is None else log.warning
+        write("connection ended", learner=group.learner, generation=group.generation,
+              peer=group.control.peer, reason=reason)
+        self.parts.handle(events.Disconnected(group.learner, group.generation))
+
+    def _adopt_init(self, action: actions.AdoptInit) -> None:
+        digest = self.merging.adopt_init(action)
+        self.parts.log.debug("fragment initialized", fragment=action.fragment,
+                       elements=action.payload.numel, sha256=digest)
+
+    def _publish(self, action: actions.Publish) -> None:
+        self.outgoing.commit_begins()
+        self.merging.publish(action.step)
+
+    def _save(self, action: actions.Save) -> None:
+        if action.kind is SaveKind.ROUND and action.step > 0:
+            self.outgoing.commit_begins()
+        self.parts.persistence.save(
+            action, self.merging.cut(action), self.hello,
+            lambda outcome: self.parts.loop.post(self._saved, outcome))
+
+    def _saved(self, outcome: Outcome) -> None:
+        if outcome.defect is not None:
+            raise outcome.defect  # nothing outside this program can cause it
+        self.parts.handle(events.Saved(SaveKind(outcome.kind), outcome.step, outcome.error))
+
+    def _record(self, action: actions.Record) -> None:
+        self.parts.recorder.write(self.merging.with_figures(action.fields))
+
+    @property
+    def open_groups(self) -> list[Group]:
+        """Those that have not ended."""
+        return [group for group in self.groups.values() if not group.ended]
+
+    def close(self) -> None:
+        """Let go of results that will never be published."""
+        self.merging.close()
