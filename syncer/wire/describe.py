@@ -17,7 +17,7 @@ from syncer.wire.limits import Limits
 
 TYPES = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
 UP, DOWN, BOTH = "learner → syncer", "syncer → learner", "both ways"
-CONTROL, BULK = "control socket", "any socket, bare or in CHUNKs"
+ON_CONTROL, ON_ANY = "control socket", "any socket, bare or in CHUNKs"
 
 
 class Row(NamedTuple):
@@ -38,16 +38,20 @@ ROWS = {
         ("version", "learner", "generation", "dtype", "fragments"),
         "layout and identity, see HELLO",
     ),
-    Msg.INIT_PARAMS: Row(UP, BULK, messages.INIT_HEAD, ("fragment",), "tensor in the bulk dtype"),
-    Msg.PULL_REQ: Row(DOWN, CONTROL, messages.PULL, messages.Pull._fields),
+    Msg.INIT_PARAMS: Row(UP, ON_ANY, messages.INIT_HEAD, ("fragment",), "tensor in the bulk dtype"),
+    Msg.PULL_REQ: Row(DOWN, ON_CONTROL, messages.PULL, messages.Pull._fields),
     Msg.PUSH_FRAGMENT: Row(
-        UP, BULK, messages.PUSH_HEAD, messages.Push._fields[:-1], "delta in the session dtype"
+        UP, ON_ANY, messages.PUSH_HEAD, messages.Push._fields[:-1], "delta in the session dtype"
     ),
     Msg.BCAST_FRAGMENT: Row(
-        DOWN, BULK, messages.VERSIONED_HEAD, messages.Bcast._fields[:-1], "tensor in the bulk dtype"
+        DOWN,
+        ON_ANY,
+        messages.VERSIONED_HEAD,
+        messages.Bcast._fields[:-1],
+        "tensor in the bulk dtype",
     ),
-    Msg.HEARTBEAT: Row(UP, CONTROL, messages.HEARTBEAT, messages.Heartbeat._fields),
-    Msg.SHUTDOWN: Row(DOWN, CONTROL),
+    Msg.HEARTBEAT: Row(UP, ON_CONTROL, messages.HEARTBEAT, messages.Heartbeat._fields),
+    Msg.SHUTDOWN: Row(DOWN, ON_CONTROL),
     Msg.DATA_HELLO: Row(
         UP,
         "first frame of a data socket",
@@ -60,20 +64,22 @@ ROWS = {
     Msg.ERROR: Row(DOWN, "control socket, or the one refused", rest="UTF-8 text"),
     Msg.FINAL_MANIFEST: Row(
         DOWN,
-        CONTROL,
+        ON_CONTROL,
         messages.MANIFEST_HEAD,
         ("revision", "step", "fragments"),
         "u64 version of each fragment",
     ),
-    Msg.FINAL_ACK: Row(UP, CONTROL, messages.FINAL_ACK, ("revision", *messages.FinalAck._fields)),
+    Msg.FINAL_ACK: Row(
+        UP, ON_CONTROL, messages.FINAL_ACK, ("revision", *messages.FinalAck._fields)
+    ),
     Msg.FINAL_FRAGMENT: Row(
         DOWN,
-        BULK,
+        ON_ANY,
         messages.VERSIONED_HEAD,
         messages.FinalFragment._fields[:-1],
         "tensor, always f32",
     ),
-    Msg.BUDGET_DONE: Row(UP, CONTROL, messages.BUDGET_DONE, messages.BudgetDone._fields),
+    Msg.BUDGET_DONE: Row(UP, ON_CONTROL, messages.BUDGET_DONE, messages.BudgetDone._fields),
 }
 
 
