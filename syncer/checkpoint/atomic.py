@@ -48,6 +48,9 @@ class AtomicFile:
     buffer; refused by some file systems.
 
     Append, then `commit`; leaving the `with` block without that removes the partial file.
+
+    Large: it is one write, from the free space to the place it takes, and each method is a step of
+    it that can fail on its own and must then leave nothing behind.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, size_bytes: int = 0, files: Files = FILES,

@@ -26,7 +26,10 @@ PERMANENT = frozenset({
 
 
 class Files:
-    """The file system itself. Every method raises OSError."""
+    """The file system itself. Every method raises OSError.
+
+    Large: one method per system call that a checkpoint needs.
+    """
 
     def create(self, path: str, *, direct: bool = False) -> int:
         """A descriptor of a new file; never follows a link, never opens what is already there."""

@@ -24,4 +24,4 @@ FORMAT_OF: dict[str, Format] = {SAFETENSORS: safetensors, YETO_V3: yeto}
 
 def format_of_file(begin: bytes) -> str:
     """The format of a file by its first bytes; what is not known is taken for safetensors."""
-    return YETO_V3 if begin.startswith(yeto.MAGIC_BYTES) else SAFETENSORS
+    return YETO_V3 if begin.startswith(yeto.YETO_MAGIC_BYTES) else SAFETENSORS

@@ -35,7 +35,7 @@ from syncer.protocol import HASH_BYTES
 FORMAT, FORMAT_VERSION = "syncer-checkpoint", "1"
 FIELDS = ("format", "format_version", "global_step", "versions", "ledger", "optimizer", "layout",
           "layout_fingerprint", "session_contract", "profile_hash", "sha256", "header_sha256")
-OPTIONAL = ("layout", "profile_hash")
+OPTIONAL_FIELDS = ("layout", "profile_hash")
 HEADER_BYTES_MAX = 64 * 1024 * 1024
 VALUES_MAX = 4 * 1024 * 1024
 """JSON values of a header: what parsing it takes in memory is bounded by this."""
@@ -44,7 +44,6 @@ ALIGN = 4096
 ZERO_DIGEST = "0" * 64
 DIGESTS_KEY = b'"sha256":"'
 SELF_KEY = b'"header_sha256":"'
-NAMES = dict(MERGE_MODES)
 MODES = {name: mode for mode, name in MERGE_MODES.items()}
 F32_BYTES = 4
 
@@ -110,7 +109,8 @@ def _metadata(facts: Facts) -> dict[str, str]:
 
 
 def _layout_entry(fragment: FragmentLayout) -> dict[str, Any]:
-    entry: dict[str, Any] = {"merge": NAMES[fragment.merge_mode], "numels": list(fragment.numels)}
+    entry: dict[str, Any] = {"merge": MERGE_MODES[fragment.merge_mode],
+                             "numels": list(fragment.numels)}
     if fragment.shapes:
         entry["shapes"] = [list(shape) for shape in fragment.shapes]
     return entry
@@ -207,7 +207,7 @@ def _check_kind(metadata: Mapping[str, str]) -> None:
         if found != expected:
             shown = "nothing" if found is None else repr(found[:80])
             raise _Malformed(f"{name}: expected {expected!r}, found {shown}")
-    missing = [name for name in FIELDS if name not in metadata and name not in OPTIONAL]
+    missing = [name for name in FIELDS if name not in metadata and name not in OPTIONAL_FIELDS]
     unknown = [name for name in metadata if name not in FIELDS]
     if missing or unknown:
         raise _Malformed(f"__metadata__: expected {', '.join(FIELDS)}; missing: "

@@ -21,8 +21,8 @@ from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError
 from syncer.protocol import HASH_BYTES
 
-MAGIC = 0xD1705A80
-MAGIC_BYTES = MAGIC.to_bytes(4, "little")
+YETO_MAGIC = 0xD1705A80
+YETO_MAGIC_BYTES = YETO_MAGIC.to_bytes(4, "little")
 CONTRACT_MAGIC = 0x52544353
 HEAD = struct.Struct("<IB32sQI")
 FRAGMENT = struct.Struct("<QQ")
@@ -43,7 +43,7 @@ def draft(facts: Facts) -> Draft:
 
 
 def _parts(facts: Facts, tail: bytes) -> Iterator[bytes | TensorPlace]:
-    yield HEAD.pack(MAGIC, 0, facts.fingerprint, facts.step, len(facts.numels))
+    yield HEAD.pack(YETO_MAGIC, 0, facts.fingerprint, facts.step, len(facts.numels))
     for fragment, (version, numel) in enumerate(zip(facts.versions, facts.numels, strict=True)):
         yield FRAGMENT.pack(version, numel)
         for array in ("params", *STATE):
@@ -66,8 +66,8 @@ def parse(window: Window) -> Parsed:
     before anything is done with it.
     """
     magic, backend, fingerprint, step, count = window.unpack("head", HEAD)
-    if magic != MAGIC:
-        window.refuse("magic", 0, f"{MAGIC:#x}", f"{magic:#x}")
+    if magic != YETO_MAGIC:
+        window.refuse("magic", 0, f"{YETO_MAGIC:#x}", f"{magic:#x}")
     if backend != 0:
         window.refuse("iso backend", 4, "0", backend)
     if not 1 <= count <= window.left // (FRAGMENT.size + 8):

@@ -90,6 +90,9 @@ class Client:
     max_reconnects: attempts over the client's life; None: no limit, 0: the first drop is fatal.
     clock, pause, say: for tests; monotonic seconds, a wait that `close` ends, a progress line.
     Raises `ConfigError` for an address or limit that cannot be used.
+
+    Large: dialing, following a connection and ending are one life under one lock; apart they would
+    hand that lock and the session around.
     """
 
     def __init__(self, session: Session, address: str, *, connect_timeout_s: float = 900.0,

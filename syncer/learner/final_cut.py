@@ -25,7 +25,7 @@ def is_news(message: Bcast | FinalFragment, digest: bytes,
     return False
 
 
-class FinalCut:
+class ArrivingCut:
     """The newest final version of every fragment, and the manifest that says which make the cut."""
 
     def __init__(self, fragments: int):

@@ -71,6 +71,9 @@ class Learner:
     The constructor connects, waiting up to `connect_timeout_s`, and learner 0 sends its values.
     Raises `ConfigError` or `LocalProtocolError` for arguments that cannot be used, and
     `ConnectionFailed` when the server is not reached or refuses.
+
+    Large: half of it is what a training loop may call, and the step boundary is one order of
+    things; initial values, send buffers and arithmetic are elsewhere.
     """
 
     def __init__(self, parameters: Mapping[str, np.ndarray], address: str, *, learner_id: int,

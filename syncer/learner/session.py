@@ -33,7 +33,7 @@ from typing import NamedTuple
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.layout import Layout
 from syncer.learner.connection import Connection, Inbound
-from syncer.learner.final_cut import FinalCut, is_news
+from syncer.learner.final_cut import ArrivingCut, is_news
 from syncer.learner.tensor_messages import TensorMessages
 from syncer.protocol import DTYPE_BF16
 from syncer.wire.encode import encode_final_ack, encode_heartbeat, encode_hello
@@ -93,10 +93,10 @@ class Session:
     num_streams: data sockets, 0..256. contract: 32 bytes, the fingerprint if None. profile_hash:
     32 bytes or None. key: island key for the HELLO, or None. min_steps_per_sync: a pull is
     answered after that many steps on the exact anchor.
-    It is one state machine, hence its size: every method is something that happens to a learner,
-    or a question about where it stands. What it sends is made by `tensors`, what ends it is in
-    `final`.
     Raises `LocalProtocolError` for values that no HELLO can carry.
+
+    Large: it is one state machine; every method is something that happens to a learner, or a
+    question about where it stands. What it sends is made by `tensors`, what ends it is in `final`.
     """
 
     def __init__(self, layout: Layout, fingerprint: bytes, *, learner: int,
@@ -127,7 +127,7 @@ class Session:
         self.accepted: list[tuple[int, bytes] | None] = [None] * count
         self.broadcasts: deque[Bcast] = deque()
         self.pulls: list[Pull] = []
-        self.final = FinalCut(count)
+        self.final = ArrivingCut(count)
         self._applied: list[_Applied | None] = [None] * count
         self.last_generation: int | None = None
         self.msg_ids = itertools.count()

@@ -68,6 +68,9 @@ class FragmentStore:
     threads of one merge; every count gives the same bits. delta_correction: "none" or "heloco".
     clip_norm, robust: see robust.py. merge_stats: every `Prepared` explains itself.
     Raises ConfigError for an unknown merge mode or setting.
+
+    Large: it holds all that an outer step is set up with, so that a caller names a fragment and a
+    step and nothing else.
     """
 
     def __init__(self, layout: Layout, *, lr: float, momentum: float, threads: int = 1,

@@ -194,7 +194,7 @@ def test_what_is_no_header(path, text):
 
 
 def yeto_file(fragments=2, numel=4, ledger=0, **fields) -> bytearray:
-    values = {"magic": yeto.MAGIC, "backend": 0, "step": 2, "count": fragments, **fields}
+    values = {"magic": yeto.YETO_MAGIC, "backend": 0, "step": 2, "count": fragments, **fields}
     data = bytearray(yeto.HEAD.pack(values["magic"], values["backend"], bytes(32), values["step"],
                                     values["count"]))
     for p in range(fragments):
@@ -280,7 +280,7 @@ def test_any_value_anywhere_in_a_header(tmp_path_factory, good, data):
 @given(data=st.binary(max_size=300), magic=st.booleans())
 def test_any_bytes(tmp_path_factory, data, magic):
     path = tmp_path_factory.getbasetemp() / "any-bytes"
-    try_open(path, (yeto.MAGIC_BYTES if magic else b"") + data)
+    try_open(path, (yeto.YETO_MAGIC_BYTES if magic else b"") + data)
 
 
 @settings(max_examples=150)
