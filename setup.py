@@ -6,7 +6,7 @@ build is *for*; a machine that is not in the table gets the portable kernels.
 
 Switches (environment):
   SYNCER_SANITIZE=address,undefined   sanitizers in every object
-  SYNCER_DEBUG_DIRECTIVES=1           Cython bounds, wrap-around and None checks back on
+  SYNCER_DEBUG_DIRECTIVES=1           Cython bounds, wrap-around and None checks back on, symbols
   SYNCER_COVERAGE=1                   gcov and Cython line tracing
   SYNCER_NO_OPENMP=1                  the serial twin of every parallel pass
 
@@ -145,6 +145,8 @@ class BuildExt(build_ext):
                       "-fno-sanitize-recover=undefined"]
         if switch("SYNCER_COVERAGE"):
             flags += ["--coverage"]
+        if switch("SYNCER_DEBUG_DIRECTIVES"):
+            flags += ["-g"]
         return flags
 
     def flags_changed(self, flags: list[str]) -> bool:
@@ -251,6 +253,6 @@ class BuildHarness(BuildExt):
         print(program.relative_to(ROOT))
 
 
-# The harness needs no Cython.
-setup(ext_modules=[] if "harness" in sys.argv else extensions(),
+# Neither the harness nor a source distribution needs C made by Cython.
+setup(ext_modules=[] if {"harness", "sdist"} & set(sys.argv) else extensions(),
       cmdclass={"build_ext": BuildExt, "harness": BuildHarness})

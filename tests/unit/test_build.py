@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,23 @@ def test_incremental_builds_redo_what_changed(tree: Path) -> None:
     before = objects(tree)
     assert build(tree, SYNCER_NO_OPENMP="1").returncode == 0
     assert changed(tree, before) == {name.split(".")[0] for name in before}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares with what git knows")
+def test_a_source_distribution_holds_the_repository(tmp_path: Path) -> None:
+    """Tests and docs of an unpacked one find all they name; nothing that was built is in it."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True,
+                            capture_output=True, check=True).stdout.splitlines()
+    tracked = {name for name in listed if (ROOT / name).exists()} - {".gitignore"}
+    tree = tmp_path / "tree"
+    for name in tracked:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    (tree / "syncer" / "kernels" / "_native.test.so").touch()
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path)],
+                   cwd=tree, capture_output=True, check=True)
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        names = {member.name.partition("/")[2] for member in packed if member.isfile()}
+    made = {name for name in names if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    assert names - made == tracked
