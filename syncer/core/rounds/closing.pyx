@@ -28,10 +28,8 @@ graces long.
 
 from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.membership cimport slowest_step_time_s
-from syncer.core.rounds.policy cimport Policy
+from syncer.core.rounds.policy cimport MILLION, Policy
 from syncer.core.rounds.round cimport Round
-
-cdef object MILLION = 1_000_000
 
 
 cdef Verdict verdict_of(Policy policy, Round round, long long now_ns):

@@ -1,5 +1,9 @@
 # C surface of the policy: a configuration in the units of the round logic.
 
+cdef enum:
+    MILLION = 1_000_000                      # parts of a capacity or of a share
+
+
 cdef class Policy:
     cdef readonly Py_ssize_t learners
     cdef readonly Py_ssize_t quorum

@@ -16,7 +16,6 @@ learner counts for how much it has seen, and for how large its batches are.
 """
 
 cdef double LONGEST_NS = 3.2e18                  # about a century: keeps deadlines in 64 bits
-cdef object MILLION = 1_000_000
 
 
 cdef long long ns_of(double seconds) noexcept:

@@ -17,9 +17,7 @@ launch (rule 6.12). The first three leave attempt, base, launch time and every d
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.membership cimport Member
-from syncer.core.rounds.policy cimport Policy
-
-cdef object MILLION = 1_000_000
+from syncer.core.rounds.policy cimport MILLION, Policy
 
 
 cdef class Slot:
