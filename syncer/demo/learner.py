@@ -15,6 +15,7 @@ from syncer.demo import settings
 from syncer.demo.processes import report
 from syncer.demo.processes.stop import Stopped, StopRequest
 from syncer.errors import ConfigError, SyncerError
+from syncer.exits import Exit
 from syncer.flags import OneSentenceParser
 
 
@@ -93,13 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.exit_status
     except ConfigError as error:
         report.complain(str(error))
-        return 2
+        return Exit.UNUSABLE
     except SyncerError as error:
         report.complain(str(error))
-        return 1
+        return Exit.FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return Exit.FAILED
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from syncer.demo.show.outcome import Loss, RunOutcome
 from syncer.demo.show.screen import open_screen
 from syncer.demo.show.watch import FAILED, KILLED, LearnerView, TapeReader, Watch, parse
 from syncer.errors import ConfigError, SyncerError
+from syncer.exits import Exit
 
 POLL_S = 0.1
 START_TIMEOUT_S = 120.0
@@ -102,7 +103,7 @@ class Conductor:
             if self.plan.kill_one:
                 self._kill_and_return()
             self._check_learners()
-        if server.status != 0:
+        if server.status != Exit.DONE:
             raise DemoFailed(f"the server ended with status {server.status}: "
                              f"{last_words(self.watch.complaints)}")
         for learner, child in self.learners.items():
@@ -151,7 +152,7 @@ class Conductor:
         failed = [v for v in self.watch.learners if v.state == FAILED]
         if failed and (not self.watch.training or len(failed) == self.plan.learners):
             child = self.learners[failed[0].learner]
-            error = ConfigError if child.status == 2 else DemoFailed
+            error = ConfigError if child.status == Exit.UNUSABLE else DemoFailed
             text = last_words(child.complaints)
             raise error(text if error is ConfigError else
                         f"learner {child.learner} ended with status {child.status}: {text}")
@@ -178,7 +179,7 @@ class Conductor:
             self._pump()
         if self.stop.asked:
             return
-        if alone.status != 0 or not outcomes.add_baseline(outcome, self.watch, view):
+        if alone.status != Exit.DONE or not outcomes.add_baseline(outcome, self.watch, view):
             raise DemoFailed(f"the baseline ended with status {alone.status}: "
                              f"{last_words(alone.complaints)}")
 
@@ -208,7 +209,7 @@ class Conductor:
         if child.role != "learner" or learner is None or self.learners.get(learner) is not child:
             return
         view = self.watch.learners[learner]
-        asked = self.stop.asked or exited.status == 128 + signal.SIGTERM
+        asked = self.stop.asked or exited.status == Exit.TERMINATED
         if view.end is None and view.state != KILLED and not asked:
             view.state = FAILED
             self.watch.happened("loss", f"learner {learner} ended unexpectedly with status "

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from syncer.exits import Exit, after_signal
+
 
 class Stopped(Exception):
     """Raised out of a wait, or at the second signal, wherever the program is."""
@@ -32,7 +34,7 @@ class StopRequest:
     @property
     def exit_status(self) -> int:
         """128 + signal after a signal, else 0."""
-        return 128 + self.asked if self.asked else 0
+        return after_signal(self.asked) if self.asked else Exit.DONE
 
     @contextmanager
     def ends_wait(self) -> Iterator[None]:
