@@ -37,6 +37,13 @@ class Hello(NamedTuple):
     """Layout fingerprint of the session, for the tape; the first accepted HELLO fixes it."""
 
 
+class Misfit(NamedTuple):
+    """A HELLO was refused because it is not of the session that was resumed (rule 14.5)."""
+
+    text: str
+    """Of its ERROR: what was expected, and what came."""
+
+
 class Disconnected(NamedTuple):
     """The connection group of an admitted member is gone."""
 
@@ -149,6 +156,6 @@ class Stop(NamedTuple):
 
 
 Event = (
-    Tick | Hello | Disconnected | Init | Heartbeat | Push | CaughtUp | MergeDone | Synced | Saved
-    | FinalAck | Folded | BudgetDone | Stop
+    Tick | Hello | Misfit | Disconnected | Init | Heartbeat | Push | CaughtUp | MergeDone | Synced
+    | Saved | FinalAck | Folded | BudgetDone | Stop
 )

@@ -15,8 +15,6 @@ from contextlib import ExitStack
 from syncer.checkpoint.atomic import WriteError
 from syncer.config import Config
 from syncer.core import actions, events
-from syncer.core.run.phases import Phase
-from syncer.core.run.record import failure_record
 from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import NO_FAILURES, Exit
@@ -112,15 +110,9 @@ class Server:
         resumed = self.persistence.identity
         text = None if resumed is None else mismatch(resumed, hello)
         if text is not None:
-            self._misfit(text)
+            self.handle(events.Misfit(text))
         identity = None if self.session is None else self.session.identity
         return identity_refusal(identity, hello, self.pins) or text
-
-    def _misfit(self, text: str) -> None:
-        """A strict run (no stale base allowed) ends with it before the start."""
-        if self.config.max_base_lag == 0 and self.driver.scheduler.phase == Phase.WAITING:
-            self.recorder.write(failure_record("layout_hash_mismatch", text))
-            self.driver.ending = self.driver.ending or Ending(Exit.NOT_RESUMABLE, text)
 
     def open_session(self, hello: Hello) -> None:
         """The first HELLO that belongs to the run makes the session. Raises `ConfigError`."""

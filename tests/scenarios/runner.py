@@ -17,6 +17,7 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     at 9 ack 0.1 t2
     at 9 saved [error words]
     at 9 budget 0.1 100                  BUDGET_DONE with this many steps
+    at 9 misfit some words               a HELLO of another session than the resumed one came
     at 9 stop 15
     until 900000                         let time pass
 
@@ -129,6 +130,8 @@ class Scenario:
             return ev.Stop(int(rest[0]))
         if word == "tick":
             return ev.Tick()
+        if word == "misfit":
+            return ev.Misfit(" ".join(rest))
         if word == "saved":
             return ev.Saved(self.driver.saving, self.driver.scheduler.global_step, words(rest))
         if word == "merged":

@@ -92,6 +92,9 @@ def test_counters_at_the_end_of_their_range():
     (record,) = records(driver, 2, ev.Synced(1, 0))
     assert record["responders"][0]["weight"] == float(largest) * float(largest) / (2**32 - 1)
     assert driver.scheduler.ledger == {0: [1, 2**32 - 1, largest]}
+    driver.feed(3 * MS, driver.push(0, 1, 2, -1.0, c_steps=1, c_tokens=largest))
+    driver.feed(4 * MS, ev.MergeDone(2, 0, 0.0))
+    assert driver.scheduler.ledger == {0: [2, 2**32, largest]}, "a full counter stays full"
 
 
 def test_optional_keys_come_last_and_only_when_used():

@@ -30,5 +30,6 @@ cpdef enum Handler:
     ACK = 17
     BUDGET = 18
     STOP = 19
+    MISFIT = 20
 
 cdef int handler_of(Phase phase, object event) except -1

@@ -35,6 +35,7 @@ class Handler(IntEnum):
     ACK = 17
     BUDGET = 18
     STOP = 19
+    MISFIT = 20
 
 def phases() -> list[str]: ...
 def rows() -> dict[str, list[str]]: ...

@@ -23,6 +23,7 @@ TABLE = """
               WAITING    RUNNING    SAVING     FINISHING  CUTOFF     STOPPING   ENDED
 Tick          time       time       time       time       time       time       -
 Hello         hello      hello      hello      hello      hello      -          turn_away
+Misfit        misfit     -          -          -          -          -          -
 Disconnected  gone       gone       gone       gone       gone       gone       -
 Init          init       release    release    release    release    release    release
 Heartbeat     progress   progress   progress   progress   progress   progress   -
@@ -42,6 +43,7 @@ MEANING = {
     "hello": "refused as a duplicate (rule 2.2), or admitted (rule 2.1) and given what the phase "
              "has for it: the start (rule 1.5), a catch-up (rule 3.1), the final cut (rule 12.4), "
              "a new lease (rule 11.3)",
+    "misfit": "the end of a strict run (rule 14.6); otherwise its connection was refused, no more",
     "turn_away": "refused if training is complete, else unanswered (rule 13.5)",
     "gone": "forgotten (rule 2.3); while rounds are open, replay or shrink (rule 3.7, rule 6.10)",
     "init": "adopted, or given back (rule 1.3)",
@@ -74,7 +76,7 @@ def rows() -> dict[str, list[str]]:
     return {name: words for name, *words in map(str.split, TABLE.split("\n")[2:-1])}
 
 
-cdef int HANDLERS[7][14]
+cdef int HANDLERS[7][15]
 cdef dict ROW_OF = {}                            # event type -> row
 
 

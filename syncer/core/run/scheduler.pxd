@@ -11,6 +11,7 @@ cdef class Scheduler(Ending):
     cdef int run_timers(self) except -1
     cdef int start_overdue(self) except -1
     cdef int on_hello(self, object event) except -1
+    cdef int on_misfit(self, object event) except -1
     cdef int turn_away(self, object event) except -1
     cdef int welcome(self, Member member) except -1
     cdef int on_disconnected(self, object event) except -1

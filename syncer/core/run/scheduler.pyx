@@ -43,6 +43,11 @@ rule 7.4. The worker's answer makes a round ready; the payloads it was computed 
 
 rule 13.5. A HELLO while a run is ending stays unanswered, so that its learner dials again and finds
     the resumed run. Only after training is complete does it get an ERROR, which ends it.
+
+rule 14.6. A HELLO of another session than the one that was resumed is refused at the door. In a strict
+    run (--max-base-lag 0), before the start, it also ends the run with status 4: such a run is one
+    experiment with one model, and a learner of another one says that the wrong file was resumed.
+    Later it is a stray learner, which must not end a run that is under way.
 """
 
 from syncer.core import actions as act
@@ -56,6 +61,7 @@ from syncer.exits import Exit
 
 cdef int FAILED = Exit.FAILED
 cdef int NEVER_STARTED = Exit.NEVER_STARTED
+cdef int NOT_RESUMABLE = Exit.NOT_RESUMABLE
 cdef object ROUND = act.SaveKind.ROUND, FINAL = act.SaveKind.FINAL
 cdef object FINAL_STATE = act.SaveKind.FINAL_STATE, BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF
 
@@ -67,7 +73,7 @@ cdef class Scheduler(Ending):
     None for a fresh run. Times are ns of one monotonic clock; a `now_ns` that runs back is taken as
     no time passed.
 
-    Seventeen methods: about one for each kind of event.
+    Eighteen methods: about one for each kind of event.
     """
 
     def __init__(self, config, resumed=None):
@@ -160,6 +166,8 @@ cdef class Scheduler(Ending):
             return self.stop(event)
         if handler == Handler.TURN_AWAY:
             return self.turn_away(event)
+        if handler == Handler.MISFIT:
+            return self.on_misfit(event)
         raise InvariantViolation(f"{event!r} in the phase {Phase(self.phase).name}, where nothing "
                                  "can have caused it")
 
@@ -193,6 +201,12 @@ cdef class Scheduler(Ending):
         if self.phase == Phase.CUTOFF:
             return self.budget.renew(member.learner, self.now_ns)
         return 0
+
+    # rule 14.6
+    cdef int on_misfit(self, object event) except -1:
+        if self.policy.max_base_lag != 0:
+            return 0
+        return self.strict_failure(NOT_RESUMABLE, "layout_hash_mismatch", event.text)
 
     # rule 13.5
     cdef int turn_away(self, object event) except -1:
