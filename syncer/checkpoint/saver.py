@@ -126,16 +126,18 @@ class Saver:
         """Name this checkpoint by its step and drop the oldest names. The checkpoint itself is
         safe already, so trouble here is a warning."""
         name = f"{self.path}.step-{step}"
+        # One temporary name for all steps: what a killed process leaves goes at the next save.
+        temporary = f"{self.path}.step.tmp"
         try:
             with suppress(FileNotFoundError):
-                self.files.unlink(f"{name}.tmp")
-            self.files.link(self.path, f"{name}.tmp")
-            self.files.rename(f"{name}.tmp", name)
+                self.files.unlink(temporary)
+            self.files.link(self.path, temporary)
+            self.files.rename(temporary, name)
             for old in self.kept(step)[self.keep :]:
                 self.files.unlink(f"{self.path}.step-{old}")
         except OSError as error:
             with suppress(OSError):
-                self.files.unlink(f"{name}.tmp")
+                self.files.unlink(temporary)
             self.warn("an earlier checkpoint could not be kept or dropped",
                       {"path": name, "error": error.strerror})
 

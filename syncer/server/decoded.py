@@ -23,7 +23,8 @@ class Decoded:
     bytes as received are kept.
     """
 
-    __slots__ = ("array", "decode", "digest", "numel", "pool", "released", "tensor", "users")
+    __slots__ = ("array", "decode", "digest", "numel", "parked", "pool", "released", "tensor",
+                 "users")
 
     def __init__(self, pool: BufferPool, numel: int, tensor: memoryview | None = None,
                  decode: Decode | None = None):
@@ -33,6 +34,8 @@ class Decoded:
         self.tensor = tensor
         """The wire bytes, while a push may still be parked, or is."""
         self.decode = decode
+        self.parked = False
+        """The values have still to be decoded from `tensor`, also once there is memory again."""
         self.digest: bytes | None = None
         """SHA-256 of the wire bytes, of an INIT only."""
         self.users = 0
@@ -47,9 +50,9 @@ class Decoded:
 
     def values(self) -> np.ndarray:
         """The f32 values; on a worker, decoded anew if the payload was parked."""
-        if self.tensor is not None and self.decode is not None:
+        if self.parked and self.decode is not None:
             self.decode(self.tensor, self.buffer, True, 1)
-            self.tensor = None
+            self.parked, self.tensor = False, None
         return self.buffer
 
     def borrow(self) -> None:
@@ -68,12 +71,12 @@ class Decoded:
 
     def settle(self) -> None:
         """The scheduler has judged the push: unless it parked it, the wire copy has no use."""
-        if self.array is not None:
+        if not self.parked:
             self.tensor = None
 
     def park(self) -> None:
         """Keep the wire bytes only."""
-        self.array = None
+        self.array, self.parked = None, True
 
     def unpark(self) -> None:
         """Memory for the values; whoever needs them first decodes them."""

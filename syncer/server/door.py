@@ -204,6 +204,13 @@ class Door:
 
     def _no_group(self, stranger: Stranger, data_hello: DataHello) -> None:
         learner, generation, _ = data_hello
+        if any((hello.learner, hello.generation) == (learner, generation)
+               for _, hello in self.arrivals.values()):
+            # The run ends and leaves its HELLO unanswered, so that the learner dials again. An
+            # ERROR here would end that learner.
+            stranger.timer = self.loop.call_at(self.loop.now_ns() + DATA_HELLO_WAIT_NS,
+                                               lambda: self._no_group(stranger, data_hello))
+            return
         self.refuse(stranger.channel, f"unknown learner {learner} generation {generation}: no "
                     f"HELLO within {DATA_HELLO_WAIT_NS // 10**9} s of this DATA_HELLO")
 

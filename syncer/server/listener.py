@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from syncer import tcp
 from syncer.server.log import Log
-from syncer.server.loop import READ, Handler, Loop
+from syncer.server.loop import READ, Handler, Loop, Timer
 
 ACCEPTS_PER_TURN = 64
 NO_DESCRIPTORS_PAUSE_NS = 10**9
@@ -25,6 +25,7 @@ class Listener(Handler):
                  welcome: Callable[[socket.socket, str], None]):
         self.loop, self.log, self.sock, self.welcome = loop, log, sock, welcome
         self.listening = False
+        self.pause: Timer | None = None
         self._listen()
 
     @property
@@ -60,11 +61,13 @@ class Listener(Handler):
     def _pause(self) -> None:
         self.listening = False
         self.loop.unregister(self.sock)
-        self.loop.call_at(self.loop.now_ns() + NO_DESCRIPTORS_PAUSE_NS, self._listen)
+        self.pause = self.loop.call_at(self.loop.now_ns() + NO_DESCRIPTORS_PAUSE_NS, self._listen)
 
     def close(self) -> None:
         """Accept nobody any more."""
         if self.listening:
             self.loop.unregister(self.sock)
             self.listening = False
+        if self.pause is not None:
+            self.pause.cancel()
         self.sock.close()

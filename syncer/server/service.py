@@ -145,10 +145,11 @@ class Server:
             ending = self._defect(error)
         self._say(ending)
         try:
-            yield from self._close()
+            yield from self._say_goodbye()
         except Exception as error:
             ending = self._defect(error)
             self._say(ending)
+        self._close()
         self._totals()
         self.recorder.close()
         self.status = ending.status
@@ -173,8 +174,8 @@ class Server:
                        {"status": ending.status})
 
     # --------------------------------------------------------------------------------- the end
-    def _close(self) -> Iterator[int | None]:
-        """Flush what is queued, let peers read it, then close every socket and thread."""
+    def _say_goodbye(self) -> Iterator[int | None]:
+        """Flush what is queued, and let peers read it."""
         self.driver.ending = self.driver.ending or Ending(Exit.FAILED, "")
         self.listener.close()
         self.door.close()
@@ -187,6 +188,14 @@ class Server:
             if not group.ended:
                 self.farewells.say(group.channels, group.control, [])
         yield from self._until(lambda: not self.farewells.open, None)
+
+    def _close(self) -> None:
+        """Close every socket and thread, also what a defect during the goodbye has left open."""
+        for farewell in list(self.farewells.open):
+            farewell.close()
+        for group in [] if self.session is None else self.session.open_groups:
+            for channel in group.channels:
+                channel.close()
         self.workers.close()
         self.persistence.close()
         if self.session is not None:

@@ -229,6 +229,18 @@ def test_keeping_that_fails_is_a_warning(tmp_path, outcomes):
     assert len(saver.warnings) == 1
 
 
+def test_what_a_killed_process_left_goes_at_the_next_save(tmp_path, outcomes):
+    """Killed between the link and the rename: the second name would pin a whole checkpoint."""
+    saver = saver_of(tmp_path, keep=1, files=Faulty(0, only="rename", number=errno.EIO, times=99))
+    assert run_one(saver, make_cut(8), outcomes).error is not None
+    saver.close()
+    (tmp_path / "c.step.tmp").write_bytes(b"of step 7")
+    saver = saver_of(tmp_path, keep=1)
+    assert run_one(saver, make_cut(9), outcomes).error is None
+    saver.close()
+    assert names_in(tmp_path) == {"c", "c.step-9"}
+
+
 # --------------------------------------------------------------------------------- marker
 def test_the_marker_of_a_final_checkpoint(tmp_path, outcomes):
     saver = saver_of(tmp_path)

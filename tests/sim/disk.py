@@ -1,179 +1,69 @@
-"""A simulated disk below the real checkpoint writer: slow, full, failing, and forgetful.
+"""A simulated file system: slow, full, failing, and forgetful.
 
-A save runs the production writer at once against a recorder; what it asked the file system for then
-happens one call after the other in simulated time. So the order of the calls, the bytes and what is
-cleaned up after a failure are the real ones, and a server can die between any two of them. Names
-and contents reach the disk only by fsync, as they do in reality: a power failure leaves any part of
-what was not synced. Must not decide when anything is saved.
+The production writer and reader use it call by call; between two calls of a saver time passes, so
+that its server can die there. Names and contents reach the disk only by fsync, as they do in
+reality: a power failure leaves any part of what was not synced. Must not decide when anything is
+saved.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import tempfile
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+import stat
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-from syncer.checkpoint.atomic import WriteError
-from syncer.checkpoint.facts import Cut
+from syncer.checkpoint.facts import optimizer_facts
 from syncer.checkpoint.files import Files
-from syncer.checkpoint.marker import marker_path, write_marker
+from syncer.checkpoint.lock import PathLock
+from syncer.checkpoint.marker import marker_path
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.resume import check_resumable
-from syncer.checkpoint.writer import write_checkpoint
+from syncer.config import Config
+from syncer.errors import ConfigError
+from syncer.merge.optimizers import OPTIMIZERS
 from tests.sim.clock import MS, World
+from tests.sim.lane import Killed
 
-PATH = "/simulated/checkpoint"
-FAILING = ("create", "write", "sync", "close", "link", "rename", "sync_directory")
+DIRECTORY = "/simulated"
+PATH = f"{DIRECTORY}/checkpoint"
+FAILING = ("create", "write", "sync", "close", "link", "rename", "unlink", "set_mode",
+           "free_bytes", "sync_directory", "full")
+FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink")
+NUMBERS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EOPNOTSUPP)
+BLOCK = 4096
 
 
 class Inode:
     """Contents as processes see them, and as they are on the disk."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.cached = bytearray()
         self.synced = b""
+        self.mode = 0o644
+        self.owner = 0
         self.step: int | None = None
 
 
-class Save:
-    """What a writer asked for, call by call, and how it will end."""
-
-    def __init__(self, calls: list[tuple], done: Callable[[str | None], Any], error: str | None,
-                 pause_ns: float):
-        self.calls = deque(calls)
-        self.done = done
-        self.error = error
-        self.pause_ns = pause_ns
-        self.files: dict[int, Inode] = {}
-
-
-class Recorder(Files):
-    """The file system that a writer sees: notes its calls, and fails the one it was told to."""
-
-    def __init__(self, disk: Disk, fault: str | None):
-        self.disk = disk
-        self.fault = fault
-        self.calls: list[tuple] = []
-        self.created = 0
-
-    def note(self, call: str, *given: Any) -> None:
-        if self.fault == call:
-            self.fault = None
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        self.calls.append((call, *given))
-
-    def create(self, path: str, *, direct: bool = False) -> int:
-        self.note("create", path)
-        self.created += 1
-        return self.created
-
-    def write(self, descriptor, buffers, offset) -> int:
-        """Now and then fewer bytes than asked for."""
-        data = b"".join(bytes(buffer) for buffer in buffers)
-        if len(data) > 1 and self.disk.world.chance(0.2):
-            data = data[:self.disk.world.rng.randrange(1, len(data))]
-        self.note("write", descriptor, data, offset)
-        return len(data)
-
-    def sync(self, descriptor) -> None:
-        self.note("sync", descriptor)
-
-    def close(self, descriptor) -> None:
-        self.note("close", descriptor)
-
-    def link(self, path: str, name: str) -> None:
-        if path not in self.disk.names:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        self.note("link", path, name)
-
-    def rename(self, path: str, name: str) -> None:
-        self.note("rename", path, name)
-
-    def unlink(self, path: str) -> None:
-        self.note("unlink", path)
-
-    def sync_directory(self, path: str) -> None:
-        self.note("sync_directory", path)
-
-    def free_bytes(self, path: str) -> int:
-        if self.fault == "full":
-            self.fault = None
-            return 10
-        return 1 << 40
-
-
 class Disk:
-    """One file system, over the deaths of its servers. `faults`: kinds a save may suffer."""
+    """One file system, over the deaths of its servers. fault_chance: that a save meets trouble."""
 
-    def __init__(self, world: World, slow_ms: float, form: str):
+    def __init__(self, world: World, slow_ms: float):
         self.world = world
         self.slow_ms = slow_ms
-        self.form = form
         self.names: dict[str, Inode] = {}
         self.durable_names: dict[str, Inode] = {}
-        self.writing: Save | None = None
+        self.locks: dict[str, SimFiles] = {}
         self.fault_chance = 0.0
 
-    # ---- saves -----------------------------------------------------------------------------------
-
-    def save(self, cut: Cut, done: Callable[[str | None], Any], *, let_go: bool,
-             mark: bool) -> None:
-        """Write a cut; `done(error)` when the last call has ended."""
-        assert self.writing is None, "13: two writers of one checkpoint"
-        fault, error = None, None
-        if self.world.chance(self.fault_chance):
-            fault = self.world.rng.choice((*FAILING, "full"))
-        recorder = Recorder(self, fault)
-        try:
-            write_checkpoint(PATH, cut, self.form, files=recorder, let_go=let_go)
-            if mark:
-                write_marker(PATH, cut.facts.step, recorder)
-        except WriteError as problem:
-            error = str(problem)
-        self.writing = Save(recorder.calls, done, error,
-                            self.world.between(0.01, self.slow_ms) * MS)
-        self.world.after(self.writing.pause_ns, self.next_call, self.writing)
-
-    def next_call(self, save: Save) -> None:
-        if self.writing is not save:
-            return                                # its process has died
-        if not save.calls:
-            self.writing = None
-            save.done(save.error)
-            return
-        call, *given = save.calls.popleft()
-        self.apply(call, given, save.files)
-        self.world.after(save.pause_ns * self.world.between(0.3, 3), self.next_call, save)
-
-    def apply(self, call: str, given: list, files: dict) -> None:
-        if call == "create":
-            self.names[given[0]] = files[len(files) + 1] = Inode()
-        elif call == "write":
-            descriptor, data, offset = given
-            files[descriptor].cached[offset:offset + len(data)] = data
-        elif call == "sync":
-            files[given[0]].synced = bytes(files[given[0]].cached)
-        elif call == "link":
-            self.names[given[1]] = self.names[given[0]]
-        elif call == "rename":
-            self.names[given[1]] = self.names.pop(given[0])
-        elif call == "unlink":
-            self.names.pop(given[0], None)
-        elif call == "sync_directory":
-            self.durable_names = dict(self.names)
-
-    # ---- death and return ------------------------------------------------------------------------
-
-    def process_dies(self) -> None:
-        """What was handed to the kernel stays; nothing further is."""
-        self.writing = None
+    def release(self, files: SimFiles) -> None:
+        """A process is gone: its locks are free."""
+        for path in [path for path, owner in self.locks.items() if owner is files]:
+            del self.locks[path]
 
     def power_fails(self) -> None:
         """Every name is the old or the new one, and unsynced contents are anything of theirs."""
-        self.writing = None
         rng = self.world.rng
         left: dict[str, Inode] = {}
         for name in sorted(self.names.keys() | self.durable_names.keys()):
@@ -186,13 +76,9 @@ class Disk:
                 hole = bytes(len(inode.cached) - kept) if rng.random() < 0.5 else b""
                 inode.cached = bytearray(inode.cached[:kept] + hole)
                 inode.synced = bytes(inode.cached)
+                inode.step = None
         self.names = left
         self.durable_names = dict(left)
-
-    def unmark(self) -> None:
-        """A server begins that will do more steps."""
-        self.names.pop(marker_path(PATH), None)
-        self.durable_names.pop(marker_path(PATH), None)
 
     def marked_step(self) -> int | None:
         inode = self.names.get(marker_path(PATH))
@@ -204,27 +90,214 @@ class Disk:
         if inode is None or self.names.get(PATH) is not inode or inode.synced != inode.cached:
             return -1
         if inode.step is None:
-            with self.opened(inode) as checkpoint:
+            with Checkpoint(PATH, SimFiles(self)) as checkpoint:
                 inode.step = checkpoint.facts.step
         return inode.step
 
-    def opened(self, inode: Inode) -> Checkpoint:
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(inode.cached)
-            file.flush()
-            return Checkpoint(file.name)
-
-    def load(self, optimizer: dict, total_steps: int) -> dict | None:
-        """What a server resumes from, through the real reader and its checks; None: no file."""
-        inode = self.names.get(PATH)
-        if inode is None:
+    def load(self, config: Config) -> dict[str, Any] | None:
+        """What a server would resume from, through the real reader and its checks; or None."""
+        if PATH not in self.names:
             return None
-        with self.opened(inode) as checkpoint:
+        with Checkpoint(PATH, SimFiles(self)) as checkpoint:
             facts = checkpoint.facts
-            check_resumable(facts, PATH, optimizer=optimizer, state=("momentum",),
-                            total_steps=total_steps)
-            self.durable_names = dict(self.names)
+            check_resumable(facts, PATH, optimizer=optimizer_of(config),
+                            state=OPTIMIZERS[config.outer_optimizer].state,
+                            total_steps=config.total_steps)
             cut = [tuple(entry) for entry in checkpoint.load(threads=1)]
-        return {"step": facts.step, "fragments": len(facts.numels),
-                "fingerprint": facts.fingerprint, "cut": cut,
+        return {"step": facts.step, "cut": cut,
                 "ledger": {learner: list(entry) for learner, entry in facts.ledger.items()}}
+
+
+class SimFiles(Files):
+    """What one process sees of the disk. `dead`: it is gone, and nothing it does happens."""
+
+    def __init__(self, disk: Disk):
+        self.disk = disk
+        self.dead = False
+        self.passes: Callable[[float], None] = lambda delay_ns: None
+        self.descriptors: dict[int, Inode] = {}
+        self.direct: set[int] = set()
+        self.opened = 0
+        self.pause_ns = 0.0
+        self.fault: str | None = None
+        self.fault_number = 0
+        self.fault_count = 0
+        self.troubled = 0
+        """Calls that have failed."""
+
+    def begin_resume(self) -> None:
+        """A server starts again: what looking at its checkpoint will suffer."""
+        self._draw_fault(FAILING_AT_START)
+
+    def begin_work(self) -> None:
+        """A save begins: how slow it is, and what it will suffer."""
+        self.pause_ns = self.disk.world.between(0.01, self.disk.slow_ms) * MS
+        self._draw_fault(FAILING)
+
+    def _draw_fault(self, calls: Sequence[str]) -> None:
+        disk, rng = self.disk, self.disk.world.rng
+        self.fault = None
+        if disk.world.chance(disk.fault_chance):
+            self.fault = rng.choice(calls)
+            self.fault_number = rng.choice(NUMBERS)
+            self.fault_count = rng.randint(1, 3)
+
+    def _call(self, call: str) -> None:
+        """Each call takes its time, and may fail."""
+        if self.dead:
+            raise Killed
+        self.passes(self.pause_ns * self.disk.world.between(0.3, 3) if self.pause_ns else 0)
+        if self.dead:
+            raise Killed
+        if self.fault == call:
+            self.troubled += 1
+            self.fault_count -= 1
+            if not self.fault_count:
+                self.fault = None
+            raise OSError(self.fault_number, os.strerror(self.fault_number))
+
+    def _inode(self, path: str) -> Inode:
+        inode = self.disk.names.get(path)
+        return inode if inode is not None else _missing()
+
+    # ---- writing -----------------------------------------------------------------------------
+
+    def create(self, path: str, *, direct: bool = False) -> int:
+        self._call("create")
+        if path in self.disk.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        self.opened += 1
+        self.disk.names[path] = self.descriptors[self.opened] = Inode()
+        if direct:
+            self.direct.add(self.opened)
+        return self.opened
+
+    def write(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        """Now and then fewer bytes than asked for."""
+        self._call("write")
+        data = b"".join(bytes(buffer) for buffer in buffers)
+        if descriptor in self.direct:
+            assert len(data) % BLOCK == offset % BLOCK == 0, "an unaligned direct write"
+        elif len(data) > 1 and self.disk.world.chance(0.2):
+            data = data[:self.disk.world.rng.randrange(1, len(data))]
+        self.descriptors[descriptor].cached[offset:offset + len(data)] = data
+        return len(data)
+
+    def end_direct(self, descriptor: int) -> None:
+        self.direct.remove(descriptor)
+
+    def sync(self, descriptor: int) -> None:
+        self._call("sync")
+        inode = self.descriptors[descriptor]
+        inode.synced = bytes(inode.cached)
+
+    def set_owner(self, descriptor: int, uid: int, gid: int) -> None:
+        self._call("set_owner")
+        if uid and self.disk.world.chance(0.5):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        self.descriptors[descriptor].owner = uid
+
+    def set_mode(self, descriptor: int, mode: int) -> None:
+        self._call("set_mode")
+        self.descriptors[descriptor].mode = mode
+
+    def close(self, descriptor: int) -> None:
+        del self.descriptors[descriptor]
+        self.direct.discard(descriptor)
+        self._call("close")
+
+    def link(self, path: str, name: str) -> None:
+        self._call("link")
+        if name in self.disk.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        self.disk.names[name] = self._inode(path)
+
+    def rename(self, path: str, name: str) -> None:
+        self._call("rename")
+        inode = self._inode(path)
+        self.disk.names[name] = inode
+        del self.disk.names[path]
+
+    def unlink(self, path: str) -> None:
+        self._call("unlink")
+        self._inode(path)
+        del self.disk.names[path]
+
+    def sync_directory(self, path: str) -> None:
+        self._call("sync_directory")
+        assert path == DIRECTORY
+        self.disk.durable_names = dict(self.disk.names)
+
+    def free_bytes(self, path: str) -> int:
+        self._call("free_bytes")
+        if self.fault == "full":
+            self.fault = None
+            self.troubled += 1
+            return 10
+        return 1 << 40
+
+    # ---- looking -----------------------------------------------------------------------------
+
+    def open(self, path: str) -> int:
+        self._call("open")
+        self.opened += 1
+        self.descriptors[self.opened] = self._inode(path)
+        return self.opened
+
+    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        self._call("read")
+        done = 0
+        for buffer in buffers:
+            view = memoryview(buffer).cast("B")
+            data = self.descriptors[descriptor].cached[offset + done:offset + done + len(view)]
+            view[:len(data)] = data
+            done += len(data)
+        return done
+
+    def status(self, file: str | int) -> os.stat_result:
+        self._call("status")
+        inode = self.descriptors[file] if isinstance(file, int) else self._inode(file)
+        return os.stat_result((stat.S_IFREG | inode.mode, 0, 0, 1, inode.owner, inode.owner,
+                               len(inode.cached), 0, 0, 0))
+
+    def exists(self, path: str) -> bool:
+        self._call("exists")
+        return path in self.disk.names
+
+    def names(self, directory: str) -> list[str]:
+        self._call("names")
+        found = [os.path.basename(name) for name in self.disk.names]
+        self.disk.world.rng.shuffle(found)
+        return found
+
+    def real_path(self, path: str) -> str:
+        return path
+
+    def lock(self, path: str) -> SimLock:
+        owner = self.disk.locks.get(path)
+        if owner is not None:
+            raise ConfigError(f"--checkpoint-path {path} is in use by process 1")
+        return SimLock(self, path)
+
+
+class SimLock(PathLock):
+    """Held for one process; the kernel takes it back when that dies."""
+
+    def __init__(self, files: SimFiles, path: str):
+        self.files, self.locked = files, path
+        files.disk.locks[path] = files
+
+    def close(self) -> None:
+        if self.files.disk.locks.get(self.locked) is self.files:
+            del self.files.disk.locks[self.locked]
+
+
+def _missing() -> NoReturn:
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def optimizer_of(config: Config) -> dict[str, Any]:
+    """The outer optimizer as a checkpoint states it."""
+    return optimizer_facts(config.outer_optimizer, lr=config.outer_lr,
+                           momentum=config.outer_momentum, dn_period=config.dn_period,
+                           dn_activation=config.dn_activation)

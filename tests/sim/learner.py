@@ -12,10 +12,11 @@ from syncer.errors import SyncerError
 from syncer.learner.fragment import Fragment
 from syncer.learner.session import Phase, Session
 from syncer.protocol import Msg
-from syncer.wire.encode import encode_budget_done, push_head
-from syncer.wire.messages import BudgetDone, Push
+from syncer.wire.encode import encode_budget_done, encode_data_hello, frame, push_head
+from syncer.wire.messages import BudgetDone, DataHello, Push
 from tests.sim.clock import MS, SECOND, World
-from tests.sim.network import Link, default_delay_ns
+from tests.sim.link import Link
+from tests.sim.network import KEEPALIVE_NS, Wire
 
 
 class SimLearner:
@@ -37,9 +38,9 @@ class SimLearner:
 
     def restart(self) -> None:
         """A new process: a session without memory, values of its own."""
+        if self.done:
+            return
         self.process += 1
-        if self.link is not None:
-            self.link.cut()
         layout = self.fleet.layout
         self.new_session()
         start = np.random.default_rng(7 if self.learner == 0 else self.world.rng.randrange(1 << 30))
@@ -52,35 +53,30 @@ class SimLearner:
 
     def new_session(self) -> None:
         """Forget every version that was seen, and the steps that were counted."""
+        fleet = self.fleet
         if self.link is not None:
-            self.link.cut()
-        self.session = Session(self.fleet.layout, self.fleet.fingerprint, learner=self.learner,
-                               dtype=self.fleet.dtype, num_streams=self.settings["streams"],
+            self.link.close()
+            self.link = None
+            self.redial()
+        self.session = Session(fleet.layout, fleet.fingerprint, learner=self.learner,
+                               dtype=fleet.dtype, num_streams=self.settings["streams"],
+                               contract=fleet.contract, profile_hash=fleet.profile,
+                               compat_group=fleet.group, key=fleet.key,
                                min_steps_per_sync=self.gate)
 
     def connect(self, process: int) -> None:
-        if process != self.process or self.session.ended or self.done:
-            return
-        if self.link is not None and self.link.open:
-            return
-        server = self.fleet.server
-        if server is None or server.exit is not None or server.crashed:
-            self.redial()
+        if process != self.process or self.session.ended or self.done or self.link is not None:
             return
         connection = self.session.connect(self.world.rng.getrandbits(64) | 1)
-        link = Link(self.world, connection.streams, default_delay_ns(self.world),
-                    self.settings["ns_per_byte"])
-        self.link = link
-        server.accept(link)
-        for stream, pipe in enumerate(link.down):
-            pipe.deliver = lambda data, s=stream: self.received(connection, link, s, data)
-        link.learner_lost = lambda: self.lost(connection, link)
-        for pipe, opening in zip(link.up, connection.openings, strict=True):
-            pipe.send(opening)
+        self.link = link = Link(
+            self.fleet.network, connection, self.fleet.server,
+            lambda stream, data: self.received(connection, link, stream, data),
+            lambda link: self.lost(connection, link))
+        link.begin()
         if self.learner == 0 and not self.init_sent:
             self.send_init()
         if self.session.phase is Phase.ACKNOWLEDGING:
-            link.control("up", self.session.acknowledge())
+            link.control(self.session.acknowledge())
         impatient = self.world.now_ns < self.fleet.faults_end_ns
         if impatient and self.world.chance(self.settings["impatience"]):
             self.world.after(self.world.between(0.01, 50) * MS, self.dial_again)
@@ -90,8 +86,7 @@ class SimLearner:
         for index, fragment in enumerate(self.fragments):
             body = np.empty(self.session.tensors.init_bytes(index), np.uint8)
             fragment.pack_values(body)
-            bulk = self.session.tensors.init(index, body)
-            self.link.chunked("up", bulk.msg_type, bulk.head + bytes(bulk.body))
+            self.link.tensor(self.session.tensors.init(index, body))
 
     def received(self, connection, link: Link, stream: int, data: bytes) -> None:
         if link is not self.link or self.session.error is not None:
@@ -102,6 +97,7 @@ class SimLearner:
                     self.init_sent = True  # the run has begun: everything has its first value
         except SyncerError as error:
             self.fleet.refused(self, error)
+            link.close()
             self.world.after(self.world.between(10, 3000) * MS, self.restart_if, self.process)
 
     def restart_if(self, process: int) -> None:
@@ -144,8 +140,8 @@ class SimLearner:
             return False
         if self.session.steps < budget:
             return None in self.session.accepted
-        if self.link is not None and self.link in server.links:
-            self.link.control("up", encode_budget_done(BudgetDone(self.session.steps)))
+        if self.link is not None and self.link.server is server:
+            self.link.control(encode_budget_done(BudgetDone(self.session.steps)))
         return True
 
     def boundary(self) -> None:
@@ -158,26 +154,26 @@ class SimLearner:
             self.fragments[pull.fragment].pack_delta(delta)
             self.send_push(push, bytes(delta))
         if self.link is not None and self.world.chance(0.3):
-            self.link.control("up", session.heartbeat())
+            self.link.control(session.heartbeat())
         if session.phase is Phase.FINALIZING and (cut := session.final.tensors()) is not None:
             for fragment, tensor in zip(self.fragments, cut, strict=True):
                 fragment.overwrite(tensor)
             frame = session.acknowledge()
             if self.link is not None:
-                self.link.control("up", frame)
+                self.link.control(frame)
         elif session.phase is Phase.ACKNOWLEDGING and self.link is not None and (
                 self.world.chance(0.1)):
-            self.link.control("up", session.acknowledge())  # the server may be another one now
+            self.link.control(session.acknowledge())  # the server may be another one now
         if session.phase is Phase.SHUT_DOWN:
             self.done = True
 
     def send_push(self, push, delta: bytes) -> None:
         if self.link is None:
             return
-        bulk = self.session.tensors.push(push, delta)
+        message = self.session.tensors.push(push, delta)
         copies = 2 if self.world.chance(self.settings["duplicate"]) else 1
         for _ in range(copies):
-            self.link.chunked("up", bulk.msg_type, bulk.head + delta)
+            self.link.tensor(message)
 
     # ---- faults ----------------------------------------------------------------------------------
 
@@ -185,8 +181,31 @@ class SimLearner:
         """The connection breaks; one side may take a while to see it."""
         if self.link is not None:
             half = self.world.between(1, self.settings["half_open_ms"]) * MS
+            if self.world.chance(0.1):
+                half = KEEPALIVE_NS
             first = self.world.chance(0.5)
             self.link.cut(0 if first else half, half if first else 0)
+
+    def lose_stream(self) -> None:
+        if self.link is not None:
+            self.link.lose_stream()
+
+    def dribble(self) -> None:
+        if self.link is not None:
+            self.link.dribble()
+
+    def deaf(self) -> None:
+        """It does not read for a while: the server must not wait for it."""
+        if self.link is not None:
+            self.link.stop_reading(self.world.between(100, 20_000) * MS)
+
+    def stall(self) -> None:
+        """It makes no steps for a while."""
+        self.stalled_until_ns = self.world.now_ns + self.world.between(100, 20_000) * MS
+
+    def leave(self) -> None:
+        self.redial_s = 30
+        self.drop()
 
     def dial_again(self) -> None:
         """A second connection while the server still believes in the first (a new generation).
@@ -200,22 +219,29 @@ class SimLearner:
         self.link = None
         self.session.lost(self.session.connection)
         self.connect(self.process)
-        self.world.after(self.world.between(1, 5000) * MS, old.cut)
+        self.world.after(self.world.between(1, 5000) * MS, old.close)
 
     def garbage(self) -> None:
         """Bytes that no learner may send: that connection must end, and nothing else."""
-        if self.link is None:
+        link = self.link
+        if link is None:
             return
         rng = self.world.rng
-        kind = rng.randrange(4)
+        kind = rng.randrange(6)
         if kind == 0:
-            self.link.control("up", bytes(rng.randrange(256) for _ in range(40)))
+            link.control(bytes(rng.randrange(256) for _ in range(40)))
         elif kind == 1 and self.session.pulls:
             self.push_of_nan()
         elif kind == 2:
-            self.link.chunked("up", Msg.PUSH_FRAGMENT, bytes(48))
+            link.cut_anywhere(Msg.PUSH_FRAGMENT, bytes(48))
+        elif kind == 3:
+            link.control(frame(Msg.DATA_HELLO, bytes(14)))
+        elif kind == 4 and len(link.wires) > 1:
+            twice = Wire(self.fleet.network, 0, lambda data: None, lambda: None)
+            twice.write(encode_data_hello(DataHello(self.learner, link.connection.generation, 0)))
+            self.world.after(10 * SECOND, twice.close)
         else:
-            self.link.chunked("up", Msg.FINAL_MANIFEST, bytes(20))
+            link.cut_anywhere(Msg.FINAL_MANIFEST, bytes(20))
 
     def push_of_nan(self) -> None:
         pull = self.session.pulls[0]
@@ -223,6 +249,5 @@ class SimLearner:
             return
         push = Push(self.learner, pull.fragment, pull.step, pull.attempt, 0, 1, 1, 1,
                     memoryview(b""))
-        self.link.chunked("up", Msg.PUSH_FRAGMENT,
-                          push_head(push)
-                          + b"\xff" * self.session.tensors.push_bytes(pull.fragment))
+        self.link.cut_anywhere(Msg.PUSH_FRAGMENT, push_head(push)
+                               + b"\xff" * self.session.tensors.push_bytes(pull.fragment))

@@ -56,6 +56,8 @@ class Marks:
                 self.found.add("superseded tail")
         elif isinstance(event, ev.Stop) and scheduler.saves.outstanding is act.SaveKind.ROUND:
             self.found.add("signal while a step was written")
+        elif isinstance(event, ev.Saved) and event.error is not None:
+            self.found.add(f"not saved: {event.kind}")
         elif isinstance(event, ev.MergeDone) and event.step > scheduler.global_step + 1:
             self.found.add("merged before its turn")
 
@@ -111,5 +113,5 @@ class Marks:
             self.found.add("final cut again")
         self.finals.add(action.learner)
 
-    def on_exit(self, action: act.Exit) -> None:
-        self.found.add(f"ended with status {action.status}")
+    def on_close(self, action: act.Close) -> None:
+        self.found.add("closed to get the initial values again")

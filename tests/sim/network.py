@@ -1,107 +1,373 @@
-"""Simulated connections: streams of bytes with delay, cut into pieces, lost together.
+"""Simulated sockets: streams of bytes with delay, finite buffers, and several ways to end.
 
-A `Link` is one connection group, control stream 0 and data streams behind it. Bytes of one stream
-keep their order; two streams overtake each other. A cut drops what is under way, and each side
-learns of it in its own time (half-open until then).
+A `Wire` is one TCP connection: what the server holds of it is a `SimSocket` with the methods of a
+socket, what a client holds is the wire itself. Bytes of one direction keep their order; two wires
+overtake each other. What is sent and not yet read fills a buffer, and a full buffer stops the
+sender. Nothing here knows the protocol.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import deque
 from collections.abc import Callable
-from struct import Struct
+from typing import Any
 
-from syncer.protocol import Msg
-from syncer.wire.encode import frame
-from tests.sim.clock import MS, World
+from tests.sim.clock import MS, SECOND, World
 
-CHUNK_HEAD = Struct("<QQQ")
+PORT = 29400
+KEEPALIVE_NS = 120 * SECOND
+"""As `syncer.tcp` sets it up: 60 s of silence, then four probes."""
 
 
 class Pipe:
-    """One direction of one stream."""
+    """One direction of a wire. Calls `arrived` at the receiver, `drained` at the sender."""
 
-    def __init__(self, world: World, delay_ns: float, ns_per_byte: float):
+    def __init__(self, world: World, delay_ns: float, ns_per_byte: float, capacity: int):
         self.world = world
         self.delay_ns = delay_ns
         self.ns_per_byte = ns_per_byte
+        self.capacity = capacity
+        self.held = 0
+        """Bytes that were sent and not yet read."""
+        self.inbox = bytearray()
+        self.dribble = 0
+        """So many of the next bytes arrive one by one, or two or three."""
+        self.finished = False
+        self.eof = False
+        self.dead = False
+        self.full = False
         self.free_ns = 0.0
         self.last_ns = 0
-        self.dead = False
-        self.deliver: Callable[[bytes], None] | None = None
+        self.arrived: Callable[[], None] = lambda: None
+        self.drained: Callable[[], None] = lambda: None
 
-    def send(self, data: bytes) -> int:
-        """Queue bytes; returns when the last of them will have left this side."""
+    @property
+    def room(self) -> int:
+        return max(0, self.capacity - self.held)
+
+    def send(self, data: bytes) -> None:
+        """Put bytes on their way; the caller has seen that there is room."""
+        self.held += len(data)
+        for piece in self._pieces(data):
+            self.world.after(self._arrival_ns(len(piece)) - self.world.now_ns, self._arrive, piece)
+
+    def finish(self) -> None:
+        """No more bytes: the end arrives behind what is on its way."""
+        if not self.finished:
+            self.finished = True
+            self.world.after(self._arrival_ns(0) - self.world.now_ns, self._arrive, None)
+
+    def take(self, count: int) -> bytearray:
+        """Up to `count` of the bytes that are there."""
+        found = self.inbox[:count]
+        del self.inbox[:count]
+        self.held -= len(found)
+        if self.full and 3 * self.room >= self.capacity:
+            self.full = False
+            self.drained()
+        return found
+
+    def _arrival_ns(self, count: int) -> int:
         begin = max(self.world.now_ns, self.free_ns)
-        self.free_ns = begin + len(data) * self.ns_per_byte
+        self.free_ns = begin + count * self.ns_per_byte
         jitter = self.world.rng.random() * self.delay_ns
-        arrival = max(self.last_ns, int(self.free_ns + self.delay_ns + jitter))
-        self.last_ns = arrival
-        self.world.after(arrival - self.world.now_ns, self._arrive, data)
-        return int(self.free_ns)
+        self.last_ns = max(self.last_ns, int(self.free_ns + self.delay_ns + jitter))
+        return self.last_ns
 
-    def _arrive(self, data: bytes) -> None:
+    def _pieces(self, data: bytes) -> list[bytes]:
+        """As they will be seen at the other end: whole, or cut anywhere."""
+        rng = self.world.rng
+        if len(data) > 1 and rng.random() < 0.1:
+            cut = rng.randrange(1, len(data))
+            data, rest = data[:cut], [data[cut:]]
+        else:
+            rest = []
+        pieces = []
+        while self.dribble > 0 and data:
+            count = rng.randint(1, 3)
+            pieces.append(data[:count])
+            data = data[count:]
+            self.dribble -= count
+        return [*pieces, data, *rest] if data else [*pieces, *rest]
+
+    def _arrive(self, data: bytes | None) -> None:
         if self.dead:
             return
-        if len(data) > 1 and self.world.chance(0.2):
-            cut = self.world.rng.randrange(1, len(data))
-            self.deliver(data[:cut])
-            if not self.dead:
-                self.deliver(data[cut:])
-            return
-        self.deliver(data)
+        if data is None:
+            self.eof = True
+        else:
+            self.inbox += data
+        self.arrived()
 
 
-class Link:
-    """One connection group between a learner and the server."""
+class Wire:
+    """One TCP connection, seen by its client.
 
-    def __init__(self, world: World, streams: int, delay_ns: float, ns_per_byte: float):
+    received(data): bytes have arrived and are read. ended(): the server has closed or reset it, or
+    nobody listens; nothing comes after it.
+    """
+
+    def __init__(self, network: Network, delay_ns: float, received: Callable[[bytes], None],
+                 ended: Callable[[], None]):
+        world = network.world
+        self.network = network
         self.world = world
-        self.streams = streams
-        self.born_ns = world.now_ns
-        self.up = [Pipe(world, delay_ns * world.between(1, 3), ns_per_byte) for _ in range(streams)]
-        self.down = [Pipe(world, delay_ns * world.between(1, 3), ns_per_byte)
-                     for _ in range(streams)]
-        self.open = True
-        self.learner_lost: Callable[[], None] | None = None
-        self.server_lost: Callable[[], None] | None = None
-        self._turn = {"up": 0, "down": 0}
-        self._msg_id = {"up": 0, "down": 0}
+        self.received, self.ended = received, ended
+        rate, capacity = network.ns_per_byte, network.capacity
+        self.up = Pipe(world, delay_ns * world.between(1, 3), rate, capacity)
+        self.down = Pipe(world, delay_ns * world.between(1, 3), rate, capacity)
+        self.socket = SimSocket(self, network.next_number())
+        self.backlog: deque[bytes] = deque()
+        self.reading = True
+        self.over = False
+        """The client has nothing to do with it any more."""
+        self.up.drained = self._flush
+        self.down.arrived = self._read
+        world.after(self.up.delay_ns, self._dialed)
 
-    def cut(self, learner_after_ns: float = 0, server_after_ns: float = 0) -> None:
-        """The connection breaks; both sides are told after their own delay."""
-        if not self.open:
+    def _dialed(self) -> None:
+        """The first packet reaches the server's machine."""
+        listener = self.network.listener
+        if self.over or self.socket.error:
             return
-        self.open = False
-        for pipe in (*self.up, *self.down):
-            pipe.dead = True
-        self.world.after(learner_after_ns, self.learner_lost)
-        self.world.after(server_after_ns, self.server_lost)
+        if listener is None or not listener.takes(self.socket):
+            self.reset(client_after_ns=self.down.delay_ns)
 
-    def close_after(self, flush_ns: float) -> None:
-        """A graceful end by the server: what is queued still arrives."""
-        self.world.after(flush_ns, self.cut)
+    # ---- the client --------------------------------------------------------------------------
 
-    def control(self, side: str, data: bytes) -> None:
-        (self.up if side == "up" else self.down)[0].send(data)
+    def write(self, data: bytes) -> None:
+        """Send, when there is room: a client's program waits with what does not fit."""
+        if not self.over:
+            self.backlog.append(data)
+            self._flush()
 
-    def chunked(self, side: str, msg_type: int, body: bytes) -> int:
-        """A message in CHUNKs cut anywhere, striped; returns when its last byte has left."""
-        rng = self.world.rng
-        inner = frame(msg_type, body)
-        pieces = rng.choice([1, 1, 2, 3])
-        cuts = sorted(rng.sample(range(1, len(inner)), min(pieces, len(inner)) - 1))
-        pipes = self.up if side == "up" else self.down
-        msg_id = self._msg_id[side]
-        self._msg_id[side] += 1
-        left_ns = 0
-        for start, end in zip([0, *cuts], [*cuts, len(inner)], strict=True):
-            if self.streams > 1:
-                self._turn[side] = (self._turn[side] + 1) % (self.streams - 1)
-            pipe = pipes[1 + self._turn[side] if self.streams > 1 else 0]
-            head = CHUNK_HEAD.pack(msg_id, len(inner), start)
-            left_ns = max(left_ns, pipe.send(frame(Msg.CHUNK, head + inner[start:end])))
-        return left_ns
+    def _flush(self) -> None:
+        while self.backlog:
+            room = self.up.room
+            if not room:
+                self.up.full = True
+                return
+            data = self.backlog.popleft()
+            self.up.send(data[:room])
+            if len(data) > room:
+                self.backlog.appendleft(data[room:])
+
+    def _read(self) -> None:
+        while self.reading and not self.over and self.down.inbox:
+            self.received(bytes(self.down.take(len(self.down.inbox))))
+        if self.reading and not self.over and self.down.eof:
+            self.end()
+
+    def pause(self) -> None:
+        """Stop reading: what comes fills the buffers."""
+        self.reading = False
+
+    def resume(self) -> None:
+        if not self.reading:
+            self.reading = True
+            self._read()
+
+    def close(self) -> None:
+        """The client lets go: the server reads the end, or is told that nobody wants its bytes."""
+        if self.over:
+            return
+        self.over = True
+        if self.down.inbox or self.backlog:
+            self.reset(server_after_ns=self.up.delay_ns)
+        else:
+            self.up.finish()
+
+    def end(self) -> None:
+        if not self.over:
+            self.over = True
+            self.ended()
+
+    # ---- the network -------------------------------------------------------------------------
+
+    def reset(self, client_after_ns: float = KEEPALIVE_NS,
+              server_after_ns: float = KEEPALIVE_NS) -> None:
+        """What is on its way is lost; each side hears of it after its own delay, at the latest when
+        keep-alive finds out."""
+        self.up.dead = self.down.dead = True
+        late = errno.ETIMEDOUT if server_after_ns >= KEEPALIVE_NS else errno.ECONNRESET
+        self.world.after(client_after_ns, self.end)
+        self.world.after(server_after_ns, self.socket.fail, late)
 
 
-def default_delay_ns(world: World) -> float:
-    return world.between(0.1, 50) * MS
+class SimSocket:
+    """The server's end of a wire, as `socket.socket` has it, never blocking."""
+
+    def __init__(self, wire: Wire, number: int):
+        self.wire = wire
+        self.number = number
+        self.error = 0
+        self.touched: Callable[[SimSocket], None] | None = None
+        """Of the loop that waits for it."""
+        self.closed = False
+        wire.up.arrived = self._touch
+        wire.down.drained = self._touch
+
+    def _touch(self) -> None:
+        if self.touched is not None:
+            self.touched(self)
+
+    def fail(self, number: int) -> None:
+        if not self.error:
+            self.error = number
+            self._touch()
+
+    @property
+    def readable(self) -> bool:
+        up = self.wire.up
+        return bool(up.inbox or up.eof or self.error)
+
+    @property
+    def writable(self) -> bool:
+        down = self.wire.down
+        return bool(self.error or not down.full)
+
+    def _raise(self) -> None:
+        if self.closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+
+    # ---- what the server calls ---------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return -1 if self.closed else self.number
+
+    def setblocking(self, flag: bool) -> None:
+        assert flag is False
+
+    def setsockopt(self, *given: Any) -> None:
+        self._raise()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        up = self.wire.up
+        if not up.inbox:
+            self._raise()
+            if up.eof:
+                return 0
+            raise BlockingIOError
+        if self.wire.network.spurious and self.wire.world.chance(0.05):
+            raise InterruptedError
+        found = up.take(len(buffer))
+        buffer[:len(found)] = found
+        return len(found)
+
+    def sendmsg(self, buffers: list[Any]) -> int:
+        """Takes what fits; a reset of which nobody has heard yet swallows it."""
+        self._raise()
+        down = self.wire.down
+        assert not down.finished, "sent behind the end"
+        room = down.room
+        if not room:
+            down.full = True
+            raise BlockingIOError
+        data = b"".join(bytes(buffer) for buffer in buffers)
+        down.send(data[:room])
+        if len(data) > room:
+            down.full = True
+        return min(len(data), room)
+
+    def shutdown(self, how: int) -> None:
+        self._raise()
+        self.wire.down.finish()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.touched = None
+        wire = self.wire
+        if wire.up.inbox and not self.error:
+            # Unread bytes: the peer gets a reset, which may overtake what was sent to it.
+            if wire.world.chance(0.5):
+                wire.down.inbox.clear()
+                wire.down.dead = True
+            wire.up.dead = True
+            wire.world.after(wire.down.delay_ns, wire.end)
+        elif not self.error:
+            wire.down.finish()
+            wire.up.arrived = wire.up.inbox.clear  # nobody reads
+
+
+class Listener:
+    """The listening socket of one server process."""
+
+    def __init__(self, network: Network, backlog_max: int = 512):
+        self.network = network
+        self.backlog_max = backlog_max
+        self.waiting: deque[SimSocket] = deque()
+        self.closed = False
+        self.touched: Callable[[Listener], None] | None = None
+        self.accepted: list[SimSocket] = []
+        self.failing: deque[int] = deque()
+        """Error numbers of the next calls of `accept`."""
+        assert network.listener is None, "two servers listen on one port"
+        network.listener = self
+
+    def takes(self, sock: SimSocket) -> bool:
+        """A client has dialed; False if nobody will answer."""
+        if len(self.waiting) >= self.backlog_max:
+            return False
+        self.waiting.append(sock)
+        if self.touched is not None:
+            self.touched(self)
+        return True
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.waiting)
+
+    writable = False
+
+    def accept(self) -> tuple[SimSocket, tuple[str, int]]:
+        if not self.waiting:
+            raise BlockingIOError
+        if self.failing:
+            number = self.failing.popleft()
+            raise OSError(number, os.strerror(number))
+        sock = self.waiting.popleft()
+        self.accepted.append(sock)
+        return sock, ("127.0.0.1", sock.number)
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", PORT
+
+    def fileno(self) -> int:
+        return -1 if self.closed else 0
+
+    def close(self) -> None:
+        """Whoever waits to be accepted is reset."""
+        if self.closed:
+            return
+        self.closed = True
+        self.touched = None
+        self.network.listener = None
+        for sock in self.waiting:
+            sock.wire.reset(client_after_ns=sock.wire.down.delay_ns)
+        self.waiting.clear()
+
+
+class Network:
+    """All wires of a run lead to one port. `spurious`: a wait may end although nothing is there."""
+
+    def __init__(self, world: World, ns_per_byte: float, capacity: int, spurious: bool):
+        self.world = world
+        self.ns_per_byte = ns_per_byte
+        self.capacity = capacity
+        self.spurious = spurious
+        self.listener: Listener | None = None
+        self.number = 0
+
+    def next_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    def delay_ns(self) -> float:
+        """Of a new link."""
+        return self.world.between(0.1, 50) * MS

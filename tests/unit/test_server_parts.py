@@ -12,8 +12,11 @@ import threading
 import numpy as np
 import pytest
 
+from syncer import kernels
 from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.final_state import write_final_state
+from syncer.merge.buffers import BufferPool
+from syncer.server.decoded import Decoded
 from syncer.server.log import Log
 from syncer.server.loop import POSTED_PER_TURN, READ, Handler
 from syncer.server.selector import SelectorLoop
@@ -254,6 +257,36 @@ def test_a_full_device_is_a_tape_error():
     with pytest.raises(TapeError, match="No space left"):
         tape.write({"step": 1})
     tape.close()
+
+
+def decoded_push(values: np.ndarray) -> Decoded:
+    """As ingest hands it on: decoded, with its bytes as received."""
+    payload = Decoded(BufferPool(), len(values), memoryview(values.tobytes()), kernels.decode_f32)
+    payload.decode(payload.tensor, payload.array, True, 1)
+    return payload
+
+
+def test_a_push_that_is_parked_and_taken_up_again_at_once_keeps_its_values():
+    """One step of the scheduler may do both, before anybody asks whether the bytes are needed."""
+    values = np.array([1.5, -2.0, 3.25], np.float32)
+    payload = decoded_push(values)
+    payload.park()
+    payload.unpark()
+    payload.settle()
+    assert payload.values().tobytes() == (-values).tobytes()
+    assert payload.tensor is None
+
+
+def test_a_push_that_was_judged_keeps_no_bytes_unless_it_is_parked():
+    values = np.array([1.5, -2.0, 3.25], np.float32)
+    merged, parked = decoded_push(values), decoded_push(values)
+    merged.settle()
+    assert merged.tensor is None
+    parked.park()
+    parked.settle()
+    assert parked.array is None
+    parked.unpark()
+    assert parked.values().tobytes() == merged.values().tobytes() == (-values).tobytes()
 
 
 def test_the_final_state_file(tmp_path):

@@ -1,0 +1,98 @@
+"""A learner's connection group over simulated wires: control stream 0 and data streams behind it.
+
+It ends as a whole: one stream that ends takes the others with it. Must not know what frames say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from syncer.learner.connection import Connection
+from syncer.learner.tensor_messages import TensorMessage
+from syncer.protocol import CHUNK_HEAD, Msg
+from syncer.wire.encode import frame
+from tests.sim.network import Network, Wire
+
+
+class Link:
+    """The group of one `Connection`. received(stream, data); lost(link) once, when it has ended.
+
+    server: the process that it dials; what is said to it is not said to the next one.
+    """
+
+    def __init__(self, network: Network, connection: Connection, server: Any,
+                 received: Callable[[int, bytes], None], lost: Callable[[Link], None]):
+        self.world = network.world
+        self.connection = connection
+        self.server = server
+        self.lost = lost
+        self.open = True
+        self.next_id = 1 << 40  # the library numbers its own from 0
+        delay_ns = network.delay_ns()
+        self.wires = [Wire(network, delay_ns, lambda data, s=s: received(s, data), self._ended)
+                      for s in range(connection.streams)]
+
+    def begin(self) -> None:
+        """Say who it is on every stream."""
+        for wire, opening in zip(self.wires, self.connection.openings, strict=True):
+            wire.write(opening)
+
+    # ---- what the learner says ---------------------------------------------------------------
+
+    def control(self, data: bytes) -> None:
+        self.wires[0].write(data)
+
+    def tensor(self, message: TensorMessage) -> None:
+        """A tensor message: as the library stripes it, or cut anywhere."""
+        if self.world.chance(0.5):
+            for stream, pieces in self.connection.stripe(message):
+                self.wires[stream].write(b"".join(bytes(piece) for piece in pieces))
+        else:
+            self.cut_anywhere(message.msg_type, message.head + bytes(message.body))
+
+    def cut_anywhere(self, msg_type: int, body: bytes) -> None:
+        """A message in one to three CHUNKs on any streams."""
+        rng = self.world.rng
+        inner = frame(msg_type, body)
+        pieces = rng.choice([1, 1, 2, 3])
+        cuts = sorted(rng.sample(range(1, len(inner)), min(pieces, len(inner)) - 1))
+        self.next_id += 1
+        msg_id = self.next_id
+        for start, end in zip([0, *cuts], [*cuts, len(inner)], strict=True):
+            wire = rng.choice(self.wires[1:] or self.wires)
+            head = CHUNK_HEAD.pack(msg_id, len(inner), start)
+            wire.write(frame(Msg.CHUNK, head + inner[start:end]))
+
+    def close(self) -> None:
+        """The learner lets go of it and hears nothing more."""
+        self.open = False
+        for wire in self.wires:
+            wire.close()
+
+    # ---- what is done to it ------------------------------------------------------------------
+
+    def cut(self, learner_after_ns: float = 0, server_after_ns: float = 0) -> None:
+        """The network loses it; each side hears of it after its own delay."""
+        for wire in self.wires:
+            if not wire.over:
+                wire.reset(learner_after_ns, server_after_ns)
+
+    def lose_stream(self) -> None:
+        """One stream of the group breaks."""
+        self.world.rng.choice(self.wires).reset(0, 0)
+
+    def dribble(self) -> None:
+        """For a while bytes come one by one."""
+        self.world.rng.choice(self.wires).up.dribble = self.world.rng.randrange(1, 200)
+
+    def stop_reading(self, pause_ns: float) -> None:
+        for wire in self.wires:
+            wire.pause()
+            self.world.after(pause_ns, wire.resume)
+
+    def _ended(self) -> None:
+        if self.open:
+            self.close()
+            self.lost(self)
+

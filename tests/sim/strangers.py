@@ -1,0 +1,79 @@
+"""Sockets of nobody: they connect and say nothing, half a HELLO, rubbish, or what they must not.
+
+Each must be answered or closed within the limits of the door, and change nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syncer.protocol import Msg
+from syncer.wire.encode import encode_data_hello, encode_hello, frame, frame_header
+from syncer.wire.hello import Hello
+from syncer.wire.messages import DataHello
+from tests.sim.clock import MS
+from tests.sim.network import Wire
+
+STAYS_MS_MAX = 60_000
+
+
+class Stranger:
+    """Connects at once, says one thing, and leaves after `stays_ns` unless it is closed before."""
+
+    def __init__(self, fleet: Any, said: bytes, stays_ns: float):
+        self.closed = False
+        self.answer = bytearray()
+        self.wire = Wire(fleet.network, fleet.network.delay_ns(), self.answer.extend, self.ended)
+        if said:
+            self.wire.write(said)
+        fleet.world.after(stays_ns, self.leave)
+
+    def ended(self) -> None:
+        self.closed = True
+
+    def leave(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.wire.close()
+
+
+def openings(fleet: Any) -> dict[str, bytes]:
+    """What a stranger may say, by what is wrong with it."""
+    rng = fleet.world.rng
+    learner = rng.choice(fleet.learners)
+    hello: Hello = fleet.hello(learner.learner, rng.getrandbits(64) | 1)
+    whole = encode_hello(hello, fleet.key)
+    found = {
+        "silence": b"",
+        "half a HELLO": whole[:rng.randrange(1, len(whole))],
+        "rubbish": bytes(rng.randrange(256) for _ in range(40)),
+        "a huge frame": frame_header(Msg.HELLO, 1 << 50),
+        "a message out of place": frame(Msg.HEARTBEAT, bytes(12)),
+        "a HELLO of nobody": encode_hello(hello._replace(learner=fleet.config.learners), fleet.key),
+        "a HELLO with another key": encode_hello(hello, b"another key"),
+        "a HELLO of another profile": encode_hello(
+            hello._replace(profile_hash=bytes(32)), fleet.key),
+        "a short HELLO": frame(Msg.HELLO, bytes(5)),
+        "a DATA_HELLO of nobody": encode_data_hello(DataHello(hello.learner, hello.generation, 0)),
+        "a short DATA_HELLO": frame(Msg.DATA_HELLO, bytes(3)),
+    }
+    if fleet.model_is_fixed:                      # otherwise it would be what fixes it
+        found["a HELLO of another session"] = encode_hello(
+            hello._replace(fingerprint=bytes(32), contract=bytes(32)), fleet.key)
+    if fleet.session_is_fixed:
+        found["a HELLO of another group"] = encode_hello(
+            hello._replace(compat_group="other"), fleet.key)
+    last = learner.session.last_generation
+    if last is not None:
+        found["a DATA_HELLO too many"] = encode_data_hello(DataHello(learner.learner, last, 200))
+        if learner.link is not None and not fleet.config.learner_budget_steps:
+            found["a generation twice"] = encode_hello(
+                hello._replace(generation=last), fleet.key)
+    return found
+
+
+def visit(fleet: Any) -> None:
+    """One stranger of any kind."""
+    kind, said = fleet.world.rng.choice(list(openings(fleet).items()))
+    fleet.marks.add(f"stranger: {kind}")
+    Stranger(fleet, said, fleet.world.between(1, STAYS_MS_MAX) * MS)

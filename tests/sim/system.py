@@ -1,0 +1,240 @@
+"""The world of one simulated server: every port of `syncer.server.system.System`.
+
+Sockets are those of `network`, files those of `disk`; here are the loop that waits for them,
+workers, the lane of the saver, the tape and the log. Must not know rounds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from syncer.server.loop import READ, WRITE, Handler, Loop, Timer
+from syncer.server.system import BindError, System, Usage
+from syncer.server.workers import Job, JobQueue, run_jobs
+from tests.sim.clock import MS, World
+from tests.sim.disk import Disk, SimFiles
+from tests.sim.lane import Killed, SimLane
+from tests.sim.network import Listener, Network
+
+
+class SimLoop(Loop):
+    """The real timers and turns over simulated readiness, level-triggered as epoll's.
+
+    stir: called when a turn has something to do.
+    """
+
+    def __init__(self, world: World):
+        super().__init__()
+        self.world = world
+        self.stir: Callable[[], None] = lambda: None
+        self.waiting: dict[Any, tuple[int, Handler]] = {}
+        self.hot: dict[Any, None] = {}
+        """Sockets that may be ready, in the order in which that became known."""
+        self.timers_made: list[Timer] = []
+        self.closed = False
+
+    def now_ns(self) -> int:
+        return self.world.now_ns
+
+    def register(self, sock: Any, events: int, handler: Handler) -> None:
+        assert sock not in self.waiting, "registered twice"
+        assert sock.fileno() >= 0, "registered after it was closed"
+        sock.touched = self.touch
+        self.modify(sock, events, handler)
+
+    def modify(self, sock: Any, events: int, handler: Handler) -> None:
+        self.waiting[sock] = events, handler
+        self.touch(sock)
+
+    def unregister(self, sock: Any) -> None:
+        sock.touched = None
+        del self.waiting[sock]
+        self.hot.pop(sock, None)
+
+    def wake(self) -> None:
+        self.stir()
+
+    def call_at(self, when_ns: int, callback: Callable[[], Any]) -> Timer:
+        timer = super().call_at(when_ns, callback)
+        self.timers_made.append(timer)
+        return timer
+
+    def touch(self, sock: Any) -> None:
+        """Something happened to a socket: is it what its handler waits for?"""
+        if self._events(sock):
+            self.hot[sock] = None
+            self.stir()
+
+    def _events(self, sock: Any) -> int:
+        events = self.waiting[sock][0]
+        return (READ if events & READ and sock.readable else 0) | (
+            WRITE if events & WRITE and sock.writable else 0)
+
+    def ready(self) -> list[tuple[Handler, int]]:
+        """What a wait would return now."""
+        found = []
+        for sock in list(self.hot):
+            events = self._events(sock)
+            if events:
+                found.append((self.waiting[sock][1], events))
+            else:
+                del self.hot[sock]
+        return found
+
+    def due_ns(self, deadline_ns: int | None) -> int | None:
+        for sock in list(self.hot):
+            if self._events(sock):
+                return self.world.now_ns
+            del self.hot[sock]
+        return super().due_ns(deadline_ns)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class SimWorkers:
+    """`count` workers that take their time. `failing`: so many of the next jobs find no memory."""
+
+    def __init__(self, world: World, loop: SimLoop, count: int, work_ms: float):
+        self.world, self.loop, self.work_ms = world, loop, work_ms
+        self.idle = self.count = count
+        self.queue = JobQueue()
+        self.failing = 0
+        self.failed = 0
+        self.dead = False
+
+    def submit(self, job: Job) -> None:
+        self.queue.put(job)
+        self.world.after(self.world.rng.random() * 0.05 * MS, self._take)
+
+    def _take(self) -> None:
+        if self.dead or not self.idle:
+            return
+        jobs = self.queue.take()
+        if not jobs:
+            return
+        self.idle -= 1
+        if self.failing:
+            self.failing -= 1
+            self.failed += 1
+            jobs = tuple(job._replace(run=_no_memory) for job in jobs)
+        early = self.world.chance(0.5)
+        answers: list[tuple[Any, ...]] = []
+        if early:                                 # computed at the beginning, or at the end
+            run_jobs(jobs, lambda *answer: answers.append(answer))
+        self.world.after(self.world.between(0.01, self.work_ms) * MS, self._finish,
+                         () if early else jobs, answers)
+
+    def _finish(self, jobs: tuple[Job, ...], answers: list[tuple[Any, ...]]) -> None:
+        if self.dead:
+            return
+        if jobs:
+            run_jobs(jobs, lambda *answer: answers.append(answer))
+        for answer in answers:
+            self.loop.post(*answer)
+        self.idle += 1
+        self._take()
+
+    def close(self) -> None:
+        self.queue.clear()
+        self.world.wait(lambda: self.idle == self.count or self.dead)
+        if self.dead:
+            raise Killed
+
+
+def _no_memory() -> None:
+    raise MemoryError("no memory for a fragment buffer")
+
+
+class SimTape:
+    """A file that only grows; over all processes of a run. `trouble`: of its next calls."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.trouble: deque[str] = deque()
+
+    def size(self) -> int:
+        return len(self.data)
+
+    def append(self, data: bytes) -> int:
+        trouble = self.trouble.popleft() if self.trouble else ""
+        if trouble == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = len(data) // 2 if trouble == "short" else len(data)
+        self.data += data[:written]
+        return written
+
+    def cut(self, size: int) -> None:
+        del self.data[size:]
+
+    def close(self) -> None:
+        pass
+
+
+class LogLines:
+    """Keeps what a log says."""
+
+    def __init__(self, terminal: bool):
+        self.terminal = terminal
+        self.lines: list[bytes] = []
+
+    def __call__(self, line: bytes) -> None:
+        assert line.find(b"\n") == len(line) - 1, f"no whole line: {line!r}"
+        self.lines.append(line)
+
+
+class SimSystem(System):
+    """The ports of one process."""
+
+    def __init__(self, world: World, network: Network, disk: Disk, work_ms: float):
+        self.world, self.network, self.work_ms = world, network, work_ms
+        self.tape, self.lines = SimTape(), LogLines(terminal=False)
+        self.disk = disk
+        self.files = SimFiles(disk)
+        self.the_loop: SimLoop | None = None
+        self.the_workers: SimWorkers | None = None
+        self.the_lane: SimLane | None = None
+        self.listener: Listener | None = None
+
+    def loop(self) -> SimLoop:
+        self.the_loop = SimLoop(self.world)
+        return self.the_loop
+
+    def workers(self, loop: SimLoop) -> SimWorkers:
+        self.the_workers = SimWorkers(self.world, loop, self.world.rng.randint(1, 4), self.work_ms)
+        return self.the_workers
+
+    def listen(self, host: str, port: int) -> Listener:
+        if self.network.listener is not None:
+            raise BindError(f"{host}:{port} is in use by another program")
+        self.listener = Listener(self.network)
+        return self.listener
+
+    def lane(self) -> SimLane:
+        self.the_lane = SimLane(self.world, self.files.begin_work)
+        self.files.passes = self.the_lane.passes
+        return self.the_lane
+
+    def append(self, path: str) -> SimTape:
+        return self.tape
+
+    def log_lines(self) -> LogLines:
+        return self.lines
+
+    def usage(self) -> Usage:
+        return Usage(0.0, 0)
+
+    def kill(self) -> None:
+        """The process is gone, whatever it was doing; its files stay as they are."""
+        self.files.dead = True
+        if self.the_loop is not None:
+            self.the_loop.stir = lambda: None
+        if self.the_workers is not None:
+            self.the_workers.dead = True
+        if self.the_lane is not None:
+            self.the_lane.kill()
+        self.disk.release(self.files)

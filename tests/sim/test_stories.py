@@ -1,0 +1,67 @@
+"""What seeds have found in the server, each as a small story of its own."""
+
+from __future__ import annotations
+
+from tests.sim.clock import MS, SECOND
+from tests.sim.disk import PATH
+from tests.sim.fleet import Fleet, scaled
+from tests.toy_driver import toy_config
+
+
+def test_a_learner_that_dials_while_the_last_cut_is_written_is_not_told_off():
+    """Its HELLO gets no answer, so that it dials the next server. Nor do its data sockets."""
+    config = toy_config(learners=2, total_steps=50, checkpoint_path=PATH, checkpoint_every=30,
+                        log_level="debug")
+    fleet = Fleet(1, config=config, faults=[], settings={"streams": 3, "work_ms": 1})
+    with scaled(fleet.settings):
+        server = fleet.server
+        fleet.world.wait(lambda: server.scheduler.global_step >= 3)
+        fleet.disk.slow_ms = 10_000
+        fleet.world.rng.seed(5)
+        server.signal()
+        fleet.learners[1].drop()
+        begun_ns = fleet.world.now_ns
+        fleet.world.wait(lambda: server.over)
+    assert fleet.world.now_ns > begun_ns + 15 * SECOND, "the write was not slow"
+    assert any(b"learner disconnected" in line for line in fleet.lines.lines)
+    assert not any(b"connection refused" in line for line in fleet.lines.lines)
+    fleet.play()
+    fleet.check()
+
+
+def test_a_second_defect_in_the_middle_of_the_goodbye_leaves_nothing_open():
+    """`SimServer.check_closed` looks at what is left of the process."""
+    fleet = Fleet(1, config=toy_config(learners=1, total_steps=3, checkpoint_path=PATH), faults=[])
+    errors = 0
+
+    def defect():
+        nonlocal errors
+        errors += 1
+        raise MemoryError("as of a worker")
+
+    with scaled(fleet.settings):
+        server = fleet.server
+        fleet.world.wait(lambda: server.scheduler.members.current_count)
+        server.system.the_workers.failed = 2      # these are no defects of the server
+        fleet.learners[0].link.stop_reading(5 * SECOND)  # so the goodbye lasts its two
+        server.loop.post(defect)
+        fleet.world.wait(lambda: errors)
+        server.loop.post(defect)
+        fleet.world.wait(lambda: server.over)
+    assert b"".join(fleet.lines.lines).count(b"internal error: MemoryError") == errors == 2
+    fleet.play()
+    fleet.check()
+
+
+def test_a_peer_that_stops_reading_does_not_hold_up_the_end():
+    """The last frames get two seconds to leave, and two more to be read."""
+    fleet = Fleet(2, config=toy_config(learners=2, total_steps=3, write_timeout_s=180), faults=[],
+                  settings={"capacity": 300, "streams": 1})
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 1)
+        for wire in fleet.learners[1].link.wires:
+            wire.pause()
+        fleet.server.signal()
+        begun_ns = fleet.world.now_ns
+        fleet.world.wait(lambda: fleet.server.over)
+    assert fleet.world.now_ns - begun_ns < 4 * SECOND + 100 * MS
