@@ -33,6 +33,7 @@ PARTS = {
     "room-table": "docs.rooms:room_table",
     "room-map": "docs.rooms:room_map",
     "modules": "docs.rooms:module_tables",
+    "walk": "docs.walk:table",
     "numpy-line": "docs.generate:numpy_line",
     "scenario-numbers": "tests.scenarios.numbers:table",
 }
