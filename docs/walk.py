@@ -40,7 +40,7 @@ JUDGED = (
     Stop("syncer/core/rounds/membership.pyx", "observe", "a sample of the step time"),
     Stop("syncer/core/rounds/gathering.pyx", "settle", "is it time to close?"),
     Stop("syncer/core/rounds/closing.pyx", "verdict_of", "everybody, quorum, grace, deadlines"),
-    Stop("syncer/core/rounds/contributions.pyx", "contributions_of", "what is merged, and the order"),
+    Stop("syncer/core/rounds/contributions.pyx", "contributions_of", "what is merged, in order"),
 )
 MERGED = (
     Stop("syncer/server/merging.py", "start", "the merge as a job"),
