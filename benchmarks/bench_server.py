@@ -318,7 +318,8 @@ def join(port: int, dtype: int, process: subprocess.Popen) -> list[socket.socket
         sockets.append(sock)
     for fragment, shape in enumerate(DEMO.fragments):
         tensor = bytes(tensor_bytes(shape.numel, bulk_dtype(dtype)))
-        sockets[0].sendall(encode.encode_init(messages.Init(fragment, tensor)))
+        sockets[0].sendall(b"".join(encode.bare_message(
+            Msg.INIT_PARAMS, encode.init_head(fragment), tensor)))
     first = sum(13 + 24 + 13 + 12 + tensor_bytes(f.numel, bulk_dtype(dtype))
                 for f in DEMO.fragments) + 29
     for sock in sockets:

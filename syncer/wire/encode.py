@@ -185,7 +185,7 @@ def encode_final_ack(ack: m.FinalAck) -> bytes:
 
 
 def encode_budget_done(done: m.BudgetDone) -> bytes:
-    """BUDGET_DONE frame."""
+    """BUDGET_DONE frame; for other learners, since ours has no budget mode."""
     return frame(Msg.BUDGET_DONE, _pack(m.BUDGET_DONE, Msg.BUDGET_DONE, *done))
 
 
@@ -217,30 +217,11 @@ def final_head(fragment: int, version: int) -> bytes:
     return _pack(m.VERSIONED_HEAD, Msg.FINAL_FRAGMENT, fragment, version)
 
 
-def encode_init(init: m.Init) -> bytes:
-    """INIT_PARAMS as one frame; copies the tensor, so meant for small fragments."""
-    return b"".join(bare_message(Msg.INIT_PARAMS, init_head(init.fragment), init.tensor))
-
-
-def encode_push(push: m.Push) -> bytes:
-    """PUSH_FRAGMENT as one frame; copies the delta."""
-    return b"".join(bare_message(Msg.PUSH_FRAGMENT, push_head(push), push.delta))
-
-
-def encode_bcast(bcast: m.Bcast) -> bytes:
-    """BCAST_FRAGMENT as one frame; copies the tensor."""
-    head = bcast_head(bcast.fragment, bcast.version)
-    return b"".join(bare_message(Msg.BCAST_FRAGMENT, head, bcast.tensor))
-
-
-def encode_final_fragment(final: m.FinalFragment) -> bytes:
-    """FINAL_FRAGMENT as one frame; copies the tensor."""
-    head = final_head(final.fragment, final.version)
-    return b"".join(bare_message(Msg.FINAL_FRAGMENT, head, final.tensor))
-
-
 def bare_message(msg_type: int, head: bytes, body: Buffer) -> list[bytes | memoryview]:
-    """[header and head, body] of one bare frame, for a gathering send; `body` is not copied."""
+    """[header and head, body] of one bare frame, for a gathering send; `body` is not copied.
+
+    The syncer takes bulk messages so (wire 8.4), but nothing here sends them: other learners do.
+    """
     view = _byte_view(body)
     return [frame_header(msg_type, len(head) + len(view)) + head, view]
 

@@ -20,6 +20,7 @@ from syncer.wire import encode
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.limits import Limits
 from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull, parse_init
+from tests.bulk_frames import encode_bcast, encode_final_fragment
 
 LAYOUT = Layout((FragmentLayout(AVG, (2,)), FragmentLayout(RDA, (1, 2)), FragmentLayout(RDA, (9,))))
 COUNT = len(LAYOUT.fragments)
@@ -61,9 +62,9 @@ def test_acceptance_equals_the_three_rules(script):
         if drain:
             drained += [(b.fragment, b.version) for b in session.take_broadcasts()]
         body = memoryview(tensor(fragment, 10 * version + content, DTYPE_F32))
-        data = (encode.encode_bcast(Bcast(fragment, version, body))
+        data = (encode_bcast(Bcast(fragment, version, body))
                 if kind == Msg.BCAST_FRAGMENT
-                else encode.encode_final_fragment(FinalFragment(fragment, version, body)))
+                else encode_final_fragment(FinalFragment(fragment, version, body)))
         seen = newest.get((kind, fragment))
         if kind == Msg.BCAST_FRAGMENT and fragment not in heard:
             heard.add(fragment)  # the first word of a connection holds, unless it is a replay
@@ -131,12 +132,12 @@ def test_a_servers_script_in_any_split_and_order(seed, dtype, num_streams):
         fragment = rng.randrange(COUNT)
         top[fragment] = step
         body = memoryview(tensor(fragment, step, bulk_dtype(dtype)))
-        spread(encode.encode_bcast(Bcast(fragment, step, body)))
+        spread(encode_bcast(Bcast(fragment, step, body)))
         pulls.append(Pull(rng.randrange(COUNT), step, 1))
         streams[0].extend(encode.encode_pull(pulls[-1]))
     for fragment in range(COUNT):
         body = memoryview(tensor(fragment, 99, DTYPE_F32))
-        spread(encode.encode_final_fragment(FinalFragment(fragment, top[fragment], body)))
+        spread(encode_final_fragment(FinalFragment(fragment, top[fragment], body)))
     if with_manifest := rng.random() < 0.5:
         streams[0].extend(encode.encode_manifest(Manifest(20, tuple(top))))
 

@@ -12,6 +12,7 @@ from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch
 from syncer.wire.limits import Limits
+from tests.bulk_frames import encode_bcast, encode_final_fragment, encode_init, encode_push
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 POSITIVE32, POSITIVE64 = st.integers(1, 2**32 - 1), st.integers(1, 2**64 - 1)
@@ -151,11 +152,11 @@ def test_messages_about_fragments_round_trip(layout, dtype, data):
     head = [data.draw(kind) for kind in (U64, POSITIVE32, U64, U64, POSITIVE32, U64)]
     server, client = parsers(layout, dtype)[5:8], parsers(layout, dtype)[8:]
     for message, encoder, parser in [
-        (m.Init(fragment, bulk), encode.encode_init, server[0]),
-        (m.Push(7, fragment, *head, delta), encode.encode_push, server[1]),
+        (m.Init(fragment, bulk), encode_init, server[0]),
+        (m.Push(7, fragment, *head, delta), encode_push, server[1]),
         (m.Pull(fragment, data.draw(U64), data.draw(U32)), encode.encode_pull, client[0]),
-        (m.Bcast(fragment, versions[0], bulk), encode.encode_bcast, client[1]),
-        (m.FinalFragment(fragment, versions[0], exact), encode.encode_final_fragment, client[2]),
+        (m.Bcast(fragment, versions[0], bulk), encode_bcast, client[1]),
+        (m.FinalFragment(fragment, versions[0], exact), encode_final_fragment, client[2]),
         (m.Manifest(versions[0], versions), encode.encode_manifest, client[3]),
     ]:
         wire = encoder(message)

@@ -14,6 +14,7 @@ from syncer.wire import encode
 from syncer.wire.frames import FrameReader
 from syncer.wire.limits import Limits
 from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull, parse_push
+from tests.bulk_frames import encode_bcast, encode_final_fragment
 
 FINGERPRINT = bytes(range(32))
 LAYOUT = Layout((FragmentLayout(AVG, (2,)), FragmentLayout(RDA, (1, 2))))
@@ -30,11 +31,11 @@ def values(fragment: int, fill: float) -> bytes:
 
 
 def bcast(fragment: int, version: int, fill: float) -> bytes:
-    return encode.encode_bcast(Bcast(fragment, version, memoryview(values(fragment, fill))))
+    return encode_bcast(Bcast(fragment, version, memoryview(values(fragment, fill))))
 
 
 def final(fragment: int, version: int, fill: float) -> bytes:
-    return encode.encode_final_fragment(
+    return encode_final_fragment(
         FinalFragment(fragment, version, memoryview(values(fragment, fill))))
 
 
@@ -243,7 +244,7 @@ def test_a_large_push_is_striped_over_the_data_sockets_in_turn():
     layout = Layout((FragmentLayout(RDA, (numel,)),))
     session = Session(layout, FINGERPRINT, learner=3, dtype=DTYPE_F32, num_streams=3)
     connection = session.connect(1)
-    connection.feed(1, encode.encode_bcast(Bcast(0, 2, memoryview(bytes(4 * numel)))))
+    connection.feed(1, encode_bcast(Bcast(0, 2, memoryview(bytes(4 * numel)))))
     session.take_broadcasts()
     session.advance(100)
     turns = []
@@ -283,7 +284,7 @@ def test_bodies_must_have_the_exact_length(dtype, init_bytes, push_bytes):
     assert session.tensors.push_bytes(1) == push_bytes
     with pytest.raises(LocalProtocolError, match=f"expected {init_bytes}"):
         session.tensors.init(1, bytes(init_bytes + 1))
-    session.connect(1).feed(1, encode.encode_bcast(Bcast(1, 0, memoryview(bytes(init_bytes)))))
+    session.connect(1).feed(1, encode_bcast(Bcast(1, 0, memoryview(bytes(init_bytes)))))
     session.take_broadcasts()
     session.advance(1)
     session.pulls.append(Pull(1, 1, 1))
@@ -436,7 +437,7 @@ def chunk(msg_id: int, total: int, offset: int, piece: bytes) -> bytes:
     (pull(2, 1), "unknown fragment 2"),
     (encode.frame(Msg.BCAST_FRAGMENT, bytes(11)), "truncated"),
     (encode.frame(Msg.BCAST_FRAGMENT, bytes(12 + 4)), "expected 8"),
-    (encode.encode_bcast(Bcast(2, 0, memoryview(b""))), "unknown fragment 2"),
+    (encode_bcast(Bcast(2, 0, memoryview(b""))), "unknown fragment 2"),
     (encode.frame(Msg.FINAL_FRAGMENT, bytes(12 + 4)), "expected 8"),
     (encode.frame(Msg.FINAL_MANIFEST, bytes(14)), "revision 0"),
     (manifest(4, 1), "has 1 fragments"),

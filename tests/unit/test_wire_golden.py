@@ -19,6 +19,7 @@ from syncer.wire import encode
 from syncer.wire import messages as m
 from syncer.wire.hello import Hello, hello_mac, parse_hello
 from syncer.wire.identity import rl_contract
+from tests.bulk_frames import encode_bcast, encode_final_fragment, encode_init, encode_push
 
 L1 = Layout((FragmentLayout(RDA, (4,)),))
 L2 = Layout((FragmentLayout(AVG, (6,)), FragmentLayout(ISO, (6, 4), ((2, 3), (2, 2)))))
@@ -128,7 +129,7 @@ FRAMES = {
     ),
     Msg.INIT_PARAMS: (
         m.Init(0, memoryview(f32(1, 2, 3, 4))),
-        encode.encode_init,
+        encode_init,
         lambda payload: m.parse_init(payload, 0, L1, DTYPE_F32),
         "dec070d1021400000000000000 00000000 0000803f 00000040 00004040 00008040",
     ),
@@ -159,7 +160,7 @@ FRAMES = {
     ),
     Msg.FINAL_FRAGMENT: (
         m.FinalFragment(0, 17, memoryview(f32(1, -2.5))),
-        encode.encode_final_fragment,
+        encode_final_fragment,
         lambda payload: m.parse_final_fragment(payload, TWO),
         "dec070d10d1400000000000000 00000000 1100000000000000 0000803f 000020c0",
     ),
@@ -171,13 +172,13 @@ FRAMES = {
     ),
     Msg.BCAST_FRAGMENT: (
         m.Bcast(0, 9, memoryview(BF16)),
-        encode.encode_bcast,
+        encode_bcast,
         lambda payload: m.parse_bcast(payload, L1, DTYPE_BF16),
         "dec070d1051400000000000000 00000000 0900000000000000 803f 20c0 203e 0000",
     ),
     Msg.PUSH_FRAGMENT: (
         PUSH,
-        encode.encode_push,
+        encode_push,
         lambda payload: m.parse_push(payload, 7, L1, DTYPE_F32),
         PUSH_FRAME.hex(),
     ),
