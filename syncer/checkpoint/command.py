@@ -21,12 +21,9 @@ from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
 from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
-from syncer.kernels import sumsq
+from syncer.kernels import SUM_BLOCK, sumsq
 from syncer.layout import MERGE_MODES
 from syncer.learner.partition import NamedLayout, layout_fingerprint, load_layout
-
-BLOCK = 16_384
-"""Elements whose squares are summed at once: the block of every sum of the project."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -120,8 +117,8 @@ def norms_of(checkpoint: Checkpoint, progress: Progress) -> list[dict[str, float
     sums: list[dict[str, float]] = [
         dict.fromkeys(("params", *checkpoint.facts.state), 0.0) for _ in checkpoint.facts.numels]
     for tensor, _, values in checkpoint.scan(progress=progress):
-        for begin in range(0, len(values), BLOCK):
-            sums[tensor.fragment][tensor.array] += sumsq(values[begin : begin + BLOCK])
+        for begin in range(0, len(values), SUM_BLOCK):
+            sums[tensor.fragment][tensor.array] += sumsq(values[begin : begin + SUM_BLOCK])
     return [{name: float(np.sqrt(total)) for name, total in found.items()} for found in sums]
 
 
@@ -253,5 +250,3 @@ def _numbers(text: str | None, count: int) -> Iterator[int]:
         raise ConfigError(f"--fragments {text} cannot be used: the checkpoint has fragments 0 to "
                           f"{count - 1}")
     yield from sorted(found)
-
-

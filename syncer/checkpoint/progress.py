@@ -1,4 +1,7 @@
-"""A progress bar on a terminal's standard error; silent everywhere else and for short work."""
+"""A progress bar on a terminal's standard error; silent everywhere else and for short work.
+
+Our own, because the package needs nothing but NumPy. Must not know what the work is.
+"""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import os
 from typing import Any
 
 from syncer.kernels._native import (
+    SUM_BLOCK,
     Sha256,
     active,
     axpby_blend,
@@ -38,6 +39,7 @@ from syncer.kernels._native import (
 from syncer.kernels.selection import apply_override, self_check
 
 __all__ = [
+    "SUM_BLOCK",
     "Sha256",
     "active",
     "axpby_blend",

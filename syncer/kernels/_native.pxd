@@ -17,6 +17,7 @@ from syncer.kernels._merge cimport (
 )
 
 cdef extern from "syncer_kernels.h" nogil:
+    const int SK_BLOCK
     const int SK_Q4_BLOCK
     const int SK_Q4_BYTES
     const int SK_THREADS_MAX

@@ -8,6 +8,8 @@ from typing_extensions import Buffer
 _Bytes: TypeAlias = Buffer | NDArray[Any]
 _Floats: TypeAlias = _Bytes  # C-contiguous f32, aligned to 4 bytes: checked when called
 
+SUM_BLOCK: int
+
 class Sha256:
     def __new__(cls, data: _Bytes = b"") -> Self: ...
     def update(self, data: _Bytes) -> None: ...

@@ -71,6 +71,10 @@ cdef class _Buffers:
         return start
 
 
+SUM_BLOCK = SK_BLOCK
+"""Elements whose squares or products every sum takes together, before it adds up the blocks."""
+
+
 cdef int check_threads(object threads) except -1:
     if not isinstance(threads, int) or not 1 <= threads <= SK_THREADS_MAX:
         raise ValueError(f"threads: expected 1 to {SK_THREADS_MAX}, found {threads!r}")

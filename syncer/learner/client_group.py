@@ -229,5 +229,3 @@ def send_all(connected: socket.socket, buffers: Gather) -> int:
     while rest:
         advance(rest, connected.sendmsg(rest))
     return total
-
-
