@@ -10,10 +10,10 @@ import struct
 
 import pytest
 
-from syncer.config import OPTIONS, Config
-from syncer.config.options import flag
+from syncer.config import OPTIONS, Config, rules
+from syncer.config.options import NO_DEFAULT, flag
 from syncer.config.profile import At
-from syncer.config.rules import RULES, is_loopback
+from syncer.config.rules import is_loopback
 from syncer.errors import ConfigError
 from tests.unit.rows import another, companions, ends
 
@@ -307,7 +307,46 @@ def test_the_first_mistake_of_the_table_is_named():
     assert refusal(pipeline=-1, quorum=0).startswith("--quorum 0 ")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+BROKEN = {
+    rules.capacities_are_of_learners: dict(quorum_capacity=0.5, learner_capacity=((2, 1.0),)),
+    rules.nothing_is_without_effect: dict(no_verify=True),
+    rules.the_quorum_can_be_reached: dict(quorum=3),
+    rules.counts_can_be_reached: dict(start_learners=3),
+    rules.a_fixed_roster_waits_for_everybody: dict(FIXED, late_carry=True),
+    rules.the_activation_fits_the_period: dict(outer_optimizer="delayed-nesterov",
+                                               dn_activation=0.3),
+    rules.an_open_host_needs_a_key: dict(host="0.0.0.0"),
+    rules.comparing_pushes_needs_a_batch: dict(fold="streaming", clip_norm="median"),
+    rules.an_exact_fold_is_fixed_for_the_round: dict(EXACT, quorum=1),
+    rules.outliers_leave_a_value: dict(robust=1),
+    rules.every_step_is_saved_in_the_foreground: dict(
+        checkpoint_path="c", checkpoint_every=1, background_checkpoint=True),
+    rules.a_budget_run_is_a_beginning: dict(
+        checkpoint_path="c", learner_budget_steps=9, resume=True),
+    rules.yeto_holds_nesterov_only: dict(
+        checkpoint_path="c", checkpoint_format="yeto-v3", outer_optimizer="sgd"),
+}
+"""A configuration that breaks this rule, and no other one."""
+
+
+def unchecked(**changes) -> Config:
+    """A configuration that nobody has looked at."""
+    run = object.__new__(Config)
+    vars(run).update({"learners": 2, "total_steps": 8} | {
+        option.name: option.default for option in OPTIONS if option.default is not NO_DEFAULT})
+    vars(run).update(changes)
+    return run
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_is_what_refuses_a_run_that_breaks_it(rule):
+    changes = BROKEN[rule]
+    words = refusal(**changes)
+    assert {found.__name__: found(unchecked(**changes)) for found in rules.RULES
+            if found(unchecked(**changes))} == {rule.__name__: words}
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
 def test_a_rule_says_nothing_of_a_run_that_keeps_it(rule):
     for run in (config(), config(**STRICT), config(**EXACT), config(**EXACT | FIXED)):
         assert rule(run) is None
