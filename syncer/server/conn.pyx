@@ -1,6 +1,7 @@
 """One socket: frames in, buffers out, and who is told what became of it.
 
-It moves bytes; it must not know learners or rounds, and decides only when a peer has stopped reading.
+It moves bytes; it must not know learners or rounds, and decides only when a peer has stopped
+reading.
 """
 
 import errno
@@ -135,7 +136,7 @@ cdef class Channel(Handler):
         return not self.out and not self.again and not self.closed
 
     cpdef object send(self, list buffers, Bulk bulk=None):
-        """Write buffers (whole frames) behind what is not sent yet; `owner.on_sent` when all is out."""
+        """Write buffers (whole frames) behind what is not sent yet; then `owner.on_sent`."""
         self.out.extend(buffers)
         self.bulk = bulk
         if not self.blocked:

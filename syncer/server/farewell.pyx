@@ -4,7 +4,6 @@ It must not know why one ends.
 """
 
 from syncer.server.conn cimport Channel, Owner
-from syncer.server.loop cimport Timer
 from syncer.server.outbox cimport Bulk
 
 cdef long long FAREWELL_NS = 2_000_000_000
@@ -17,9 +16,9 @@ FAREWELLS_MAX = 1024
 cdef class Farewell(Owner):
     """Closes channels so that the last frame is not lost: flush, half-close, drain, then close.
 
-    A socket closed with unread input is reset, and a reset can overtake the ERROR. The other sockets
-    of a group stay open meanwhile: their end would make the learner tear down the control socket
-    before it reads. After `FAREWELL_S` seconds everything is closed, read or not.
+    A socket closed with unread input is reset, and a reset can overtake the ERROR. The other
+    sockets of a group stay open meanwhile: their end would make the learner tear down the control
+    socket before it reads. After `FAREWELL_S` seconds everything is closed, read or not.
     """
 
     def __init__(self, channels, Channel main, done=None):

@@ -1,7 +1,7 @@
 """Timers and results of other threads, in one thread, around whatever tells that sockets are ready.
 
-It knows nothing of the protocol or of rounds; it must not decide anything, and makes no system call:
-`selector.SelectorLoop` waits for real sockets, a simulation for simulated ones.
+It knows nothing of the protocol or of rounds; it must not decide anything, and makes no system
+call: `selector.SelectorLoop` waits for real sockets, a simulation for simulated ones.
 """
 
 from collections import deque

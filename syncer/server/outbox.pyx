@@ -2,9 +2,9 @@
 
 Pure queue logic over frames and images; it must not touch a socket or a clock.
 
-- At most one unsent version per fragment: a newer one takes the place of a queued one, and a message
-  that has begun is finished before a newer version of its fragment begins. So a reader in the middle
-  of a fragment pins that version and no other.
+- At most one unsent version per fragment: a newer one takes the place of a queued one, and a
+  message that has begun is finished before a newer version of its fragment begins. So a reader in
+  the middle of a fragment pins that version and no other.
 - A version is taken in once: nothing is sent twice on a connection, not even by a second catch-up.
 - A pull waits until the broadcasts of its fragment that were queued before it are with the kernel.
   If it could overtake them, the answer would carry an anchor that is one round old. It replaces an
@@ -98,7 +98,7 @@ cdef class Outbox:
 
     # -------------------------------------------------------------------------- handing out
     cpdef list take_small(self):
-        """Every small frame that may go now, in order; the caller sends them on the control socket."""
+        """Every small frame that may go now, in order, for the control socket."""
         cdef list frames = self.small
         if self.pulls:
             frames = frames + list(self.pulls.values())

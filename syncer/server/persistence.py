@@ -148,8 +148,8 @@ class Persistence:
                            error=outcome.error)
         elif outcome.defect is None:
             committed = outcome.kind == SaveKind.ROUND
-            text = "checkpoint committed" if committed else "checkpoint written"
-            self.log.info(text, step=outcome.step, kind=outcome.kind,
+            self.log.info("checkpoint committed" if committed else "checkpoint written",
+                          step=outcome.step, kind=outcome.kind,
                           path=self.config.checkpoint_path, bytes=outcome.bytes,
                           seconds=round(outcome.seconds, 3))
 

@@ -107,10 +107,9 @@ class RunSession:
     def _left(self, group: Group, reason: str, refusal: str | None) -> None:
         """Everything that came from a group which has ended is handed on."""
         del self.groups[group.learner, group.generation]
-        log = self.parts.log
-        write = log.info if refusal is None else log.warning
-        write("connection ended", learner=group.learner, generation=group.generation,
-              peer=group.control.peer, reason=reason)
+        self.parts.log.write("INFO" if refusal is None else "WARNING", "connection ended", {
+            "learner": group.learner, "generation": group.generation,
+            "peer": group.control.peer, "reason": reason})
         self.parts.handle(events.Disconnected(group.learner, group.generation))
 
     def _adopt_init(self, action: actions.AdoptInit) -> None:

@@ -523,13 +523,14 @@ def test_a_failed_start_gives_the_path_back(tmp_path):
 def test_a_fault_at_any_call_of_a_save_ends_the_run_with_status_5(tmp_path, call):
     """Version 0 is written; step 1 fails at one call and is never seen; the file is that of 0."""
     path = tmp_path / "c"
+    files = Faulty(only=call, times=99)
     with (
         ServerThread(tmp_path, total_steps=9, pipeline=1, checkpoint_path=str(path),
-                     checkpoint_every=1, checkpoint_retries=0) as server,
+                     checkpoint_every=1, checkpoint_retries=0, files=files) as server,
         ScriptedLearner(server.port, 0) as learner,
     ):
-        before = {"write": 2, "link": 1}.get(call, 1)
-        server.server.persistence.saver.files = Faulty(before, only=call, times=99)
+        # from the call of the save of version 0 on that is the first one of step 1
+        files.fail_at = files.counted + {"write": 2}.get(call, 1)
         start(learner)
         train(learner, 1)
         learner.ended()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from syncer.errors import InvariantViolation
+from syncer.merge import FragmentStore
 from syncer.protocol import Msg
 from syncer.server.system import Signals
 from syncer.wire import encode, messages
@@ -230,7 +231,7 @@ def test_a_defect_in_a_worker_ends_the_run(tmp_path, monkeypatch):
         def broken(*arguments):
             raise MemoryError("no memory for a merge")
 
-        monkeypatch.setattr(server.server.session.merging.store, "prepare", broken)
+        monkeypatch.setattr(FragmentStore, "prepare", broken)
         learner.push(pull, ZEROS)
         learner.ended()
         assert server.wait() == 1

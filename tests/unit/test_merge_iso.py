@@ -94,10 +94,10 @@ def test_a_result_that_is_not_finite_names_its_tensor():
     assert store.live_buffers == 2
 
 
-def test_shapes_are_needed():
-    for shapes in ((), ((2, 2),), ((2, 2), (3, 1))):
-        with pytest.raises(ConfigError, match="rows and columns"):
-            FragmentStore(Layout((FragmentLayout(ISO, (4, 4), shapes),)), lr=1.0, momentum=0.0)
+@pytest.mark.parametrize("shapes", [(), ((2, 2),), ((2, 2), (3, 1))], ids=str)
+def test_shapes_are_needed(shapes):
+    with pytest.raises(ConfigError, match="rows and columns"):
+        FragmentStore(Layout((FragmentLayout(ISO, (4, 4), shapes),)), lr=1.0, momentum=0.0)
 
 
 def test_the_switch_is_set_while_held_and_restored_after():

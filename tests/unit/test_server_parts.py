@@ -223,10 +223,19 @@ def test_colour_only_on_a_terminal():
 
 
 def test_a_log_that_nobody_reads_stops_nothing():
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    Log("info", "text", Descriptor(write_end)).info("into the void")
-    os.close(write_end)
+    """Lines that nobody can read are dropped; the next one that somebody reads is whole."""
+    reader, descriptor = os.pipe()
+    log = Log("info", "text", Descriptor(descriptor))
+    os.close(reader)
+    with pytest.raises(BrokenPipeError):
+        os.write(descriptor, b"x")
+    log.info("into the void")
+    reader, writer = os.pipe()
+    os.dup2(writer, descriptor)
+    log.info("heard again")
+    assert os.read(reader, 4096).split(b" INFO  ")[1:] == [b"heard again\n"]
+    for end in (reader, writer, descriptor):
+        os.close(end)
 
 
 # --------------------------------------------------------------------------- tape, final state
