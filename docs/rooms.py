@@ -86,7 +86,7 @@ def module_tables() -> str:
                  if path.suffix in ((".c", ".h") if folder.name == "csrc" else (".py", ".pyx"))
                  and path.name not in ("__init__.py", "__main__.py")]
         if folder.name == "csrc":
-            head = "C11, linked into `syncer/kernels/_native` and into the harness."
+            head = "C11, linked into `syncer/kernels/_native.pyx` and into the harness."
         else:
             head = description(folder / "__init__.py")
         rows = [f"| `{path.name}` | {first_sentence(path)} |" for path in files]
