@@ -35,7 +35,7 @@ PARTS = {
     "modules": "docs.rooms:module_tables",
     "walk": "docs.walk:table",
     "numpy-line": "docs.generate:numpy_line",
-    "scenario-numbers": "tests.scenarios.numbers:table",
+    "rule-table": "tests.rules:table",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

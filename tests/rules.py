@@ -1,11 +1,106 @@
 """The rule book as data: its numbers, and where each rule has its home and is tested.
 
 Reads docs/rules.md, the code, the scenario files and the mutations; must not know what a rule says.
+
+    number       `**3.5** …` in docs/rules.md
+    home         the function under a line `# rule 3.5` in the code; one for each rule
+    scenarios    files with 3.5 in their `rules:` line
+    mutations    those of the catalogue that name 3.5
+
+What only sockets, files or a counter of 64 bits can show has a test in `ELSEWHERE` as well.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from syncer.core.run import phases
+from tests.mutation.catalogue import MUTATIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = ROOT / "docs" / "rules.md"
+NUMBER = re.compile(r"^\*\*(\d+\.\d+)\*\* ", re.MULTILINE)
+CITED = re.compile(r"\brule (\d+\.\d+)")
+HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
+                  r" *(?:cdef|cpdef|def)\b[^\n(]*?(\w+)\(", re.MULTILINE)
+DOOR, HELLO = "e2e/test_server_door.py", "unit/test_wire_hello.py"
+CHECKPOINTS = "e2e/test_checkpoints.py"
+ELSEWHERE = {
+    "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
+    "1.3": ["e2e/test_server_reconnect.py::test_learner_0_comes_back_in_the_middle_of_its_inits",
+            "e2e/test_server_hostile.py::test_a_bad_init_waits_for_a_new_generation"],
+    "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
+    "3.5": [f"{CHECKPOINTS}::test_late_joiners_after_a_resume"],
+    "4.4": ["unit/test_core_formulas.py::test_launch_interval"],
+    "6.8": ["unit/test_core_formulas.py::test_grace_examples"],
+    "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],
+    "10.1": [f"{CHECKPOINTS}::test_a_step_that_cannot_be_written_is_never_seen"],
+    "10.3": [f"{CHECKPOINTS}"
+             "::test_a_slow_background_write_holds_nothing_up_but_the_next_save"],
+    "14.1": [f"{HELLO}::test_authentication_comes_before_everything", f"{DOOR}::test_keys"],
+    "14.2": [f"{HELLO}::test_refusal", f"{DOOR}::test_ids_and_sessions"],
+    "14.3": [f"{HELLO}::test_profile", f"{DOOR}::test_profiles"],
+    "14.4": [f"{HELLO}::test_pinned_contract", f"{DOOR}::test_a_pinned_island_contract"],
+    "14.5": [f"{HELLO}::test_every_other_difference_names_both_sides",
+             f"{CHECKPOINTS}::test_a_learner_of_another_session_is_refused_and_nothing_else"],
+    "14.6": [f"{CHECKPOINTS}::test_in_a_strict_run_such_a_learner_ends_it"],
+}
+"""Rule -> tests that are no scenarios, relative to tests/."""
+
+
+def numbers() -> list[str]:
+    """Every rule, in the order of the book."""
+    return NUMBER.findall(BOOK.read_text(encoding="utf-8"))
+
+
+def homes() -> dict[str, list[str]]:
+    """Rule -> the functions that are marked as its home, as `file::function`."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "syncer").rglob("*.py*")):
+        if path.suffix in (".py", ".pyx"):
+            text = path.read_text(encoding="utf-8")
+            for marks, function in HOME.findall(text):
+                for number in CITED.findall(marks):
+                    place = f"{path.relative_to(ROOT / 'syncer')}::{function}"
+                    found.setdefault(number, []).append(place)
+    return found
+
+
+def scenarios() -> dict[str, list[str]]:
+    """Rule -> the scenario files that are about it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests" / "scenarios").glob("*.txt")):
+        for number in rules_of(path):
+            found.setdefault(number, []).append(path.stem)
+    return found
+
+
+def rules_of(path: Path) -> list[str]:
+    """What a scenario's `rules:` line names; nothing if it has none."""
+    line = re.search(r"^rules: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return line[1].split() if line else []
+
+
+def mutations() -> dict[str, list[int]]:
+    """Rule -> numbers of the mutations that break it, from 1."""
+    found: dict[str, list[int]] = {}
+    for number, mutation in enumerate(MUTATIONS, 1):
+        for rule in mutation.rules.split():
+            found.setdefault(rule, []).append(number)
+    return found
+
+
+def table() -> str:
+    """Every rule, its home, its tests and its mutations, as Markdown."""
+    lines = ["| rule | home, in `syncer/` | scenarios and tests, in `tests/` | mutations |",
+             "|---|---|---|---|"]
+    home, played, broken = homes(), scenarios(), mutations()
+    for number in numbers():
+        tests = [f"`{name}`" for name in played.get(number, []) + ELSEWHERE.get(number, [])]
+        lines.append(f"| {number} | `{home[number][0]}` | {'<br>'.join(tests)} | "
+                     f"{', '.join(map(str, broken[number]))} |")
+    return "\n".join(lines) + "\n"
 
 
 def phase_table() -> str:

@@ -1,6 +1,8 @@
 """HELLO: the first frame of a control socket, read step by step with the refusals of each step.
 
-Must not compare with a session (identity.py does) or know a socket.
+Must not compare with a session (identity.py does) or know a socket. The MAC comes first
+(rule 14.1), since whoever has no key should learn nothing from the other refusals; then the fields
+in their order (rule 14.2).
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ def parse_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Hello:
         raise RemoteProtocolError(f"invalid HELLO: {error}") from None
 
 
+# rule 14.1
 def _authenticated_body(payload: bytes, key: bytes) -> bytes:
     if len(payload) < HASH_BYTES:
         raise RemoteProtocolError(
@@ -103,6 +106,7 @@ def _authenticated_body(payload: bytes, key: bytes) -> bytes:
     return body
 
 
+# rule 14.2
 def _parse_body(cursor: _Cursor, learners: int) -> Hello:
     version = cursor.number(2)
     if version != PROTOCOL_VERSION:

@@ -1,6 +1,7 @@
 """Who belongs to a session: the one comparison of a HELLO with what is known, and its refusals.
 
-Pure functions from values to a refusal text or None; must not keep the session itself.
+Pure functions from values to a refusal text or None; must not keep the session itself. In the order
+of rule 14.3 to rule 14.5: what this server asks of everybody, then what a session has in common.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def identity_refusal(identity: Identity | None, hello: Hello, pins: Pins) -> str
     )
 
 
+# rule 14.5
 def mismatch(identity: Identity, hello: Hello) -> str | None:
     """Text of the ERROR for a HELLO of another identity, None if it has this one.
 
@@ -90,6 +92,7 @@ def mismatch(identity: Identity, hello: Hello) -> str | None:
     return f"session mismatch: expected {_described(identity)}{source}; got {_described(found)}"
 
 
+# rule 14.3
 def _profile_refusal(hello: Hello, pins: Pins) -> str | None:
     """A profile hash that was sent must be this syncer's own; a missing one only if required."""
     if hello.profile_hash is None:
@@ -107,6 +110,7 @@ def _profile_refusal(hello: Hello, pins: Pins) -> str | None:
     )
 
 
+# rule 14.4
 def _island_refusal(hello: Hello, island: bytes | None) -> str | None:
     """With a pinned island identity, the contract must be the RL contract made from it."""
     if island is None:

@@ -233,6 +233,10 @@ SCHEDULER = broken(
      "if self.saves.every_commit and self.saves.durable_step < 0:", "if False:"),
     ("12.1", "the final cut goes out before the final state is written",
      "kind is FINAL and self.policy.final_state) else", "False) else"),
+    ("14.6", "a strict run begins although it was resumed for another session",
+     "if self.policy.max_base_lag != 0:", "if True:"),
+    ("14.6", "any run ends with a learner of another session",
+     "if self.policy.max_base_lag != 0:\n            return 0\n", ""),
     ("13.5", "a learner that dials during a signal's last write is told off",
      "if self.final_cut is None or not self.final_cut.complete():", "if False:"),
 )
@@ -316,4 +320,18 @@ ENDING = broken(
     ("11.3", "a sign of progress does not renew the lease",
      "            self.leases[learner] = now_ns + self.lease_ns\n", "            pass\n"),
 )
-MUTATIONS = GATHERING + JOINING + ADMISSION + ROUNDS + SCHEDULER + COMMITTING + ENDING
+DOOR = broken(
+    "wire/hello.py",
+    ("14.1", "any MAC is good", "if not hmac.compare_digest(hello_mac(key, body), mac):",
+     "if False:"),
+    ("14.2", "a learner beyond the roster is let in", "if learner >= learners:",
+     "if learner > learners:"),
+) + broken(
+    "wire/identity.py",
+    ("14.3", "another profile is as good", "if hello.profile_hash == pins.profile_hash:",
+     "if True:"),
+    ("14.4", "an island may be any island", "if hello.contract == expected:", "if True:"),
+    ("14.5", "the layout is not compared", "    if identity == found:\n",
+     "    if identity._replace(shape=()) == found._replace(shape=()):\n"),
+)
+MUTATIONS = GATHERING + JOINING + ADMISSION + ROUNDS + SCHEDULER + COMMITTING + ENDING + DOOR

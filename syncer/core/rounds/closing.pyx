@@ -1,5 +1,4 @@
-"""When a round closes: everybody, quorum, grace, the deadlines. Asks a round, and changes only its
-grace.
+"""When a round closes: everybody, quorum, grace, the deadlines. Must change only a round's grace.
 
 Must not emit an action or know who is connected: what is done with a verdict is `gathering`'s.
 Written a second time, slowly, in tests/closing_rules.py; the tests compare every close and wait.
@@ -24,6 +23,13 @@ longer than tau steps of the slowest learner would be late for it, so what is le
 is shared out: gamma of it is granted, the rest is reserve. It is armed once in an attempt, when
 quorum is first seen. Were it armed at every answer, a fleet of n learners could hold a round n
 graces long.
+
+An exact fold has no quorum (rule 6.9): its weights are those of the whole roster. A capacity round
+may have a soft deadline (rule 6.6), which takes what is there when waiting costs more than it
+brings.
+
+rule 4.4. Launches keep a distance, so that each fragment is merged once in H steps of the slowest
+    learner, and all fragments are spread evenly over that time.
 """
 
 from syncer.core.deadlines cimport NEVER

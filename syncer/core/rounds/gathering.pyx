@@ -8,13 +8,13 @@ Step t is one merge of fragment (t - 1) mod P. Steps are launched in order and c
 that one number, the global step, says what every fragment's version is, and any saved cut is a
 prefix of the run.
 
+rule 1.2. All of this is sized once, when the number of fragments is known. A resumed run begins
+    with the versions of its checkpoint's step, and launches the step after it.
 rule 4.1. At most *depth* rounds are between launch and commit, one for each fragment at the most.
 rule 4.2. A round is launched to every launchable member. With nobody there, or with a fixed roster
     that is not complete, launching is tried again in 100 ms: an event may not come.
 rule 4.3. E, the expected set, is frozen at launch, and `base` is the fragment's version then: the
     round's merge is a step from there. Everybody in E is sent the pull.
-rule 4.4. Launches keep a distance, so that each fragment is merged once in H steps of the slowest
-    learner and all fragments are spread evenly over that time.
 
 rule 6.11. At the quorum deadline a round to which too few could answer goes on waiting, with all
     its pushes: a new attempt would throw them away and fail again. It is looked at every second.

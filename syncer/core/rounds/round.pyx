@@ -9,9 +9,13 @@ dozens of open rounds, and every push asks every round whether it may close.
                  launch again: attempt + 1, new expected set, empty slots
 
 What may change the expected set E while gathering, and nothing else: a slot passing to another
-generation of its learner (rule 3.4), `join` (rule 3.5), `drop_slot` (rule 5.4, rule 6.10), a new
+generation of its learner (rule 3.4), `join` (rule 3.5), `drop_slot` (rule 5.6, rule 6.10), a new
 launch (rule 6.12). The first three leave attempt, base, launch time and every deadline as they are
 (rule 3.6): who comes late must not move the moment for which the others wait.
+
+Carried deltas belong to the round and not to an attempt (rule 8.7): a new launch keeps them.
+Whether one is its learner's answer is asked of the slot (rule 8.6), so that a push and a carried
+delta of one learner count once.
 """
 
 from syncer.core.rounds.carry cimport Carried

@@ -6,6 +6,9 @@ A computed round is *committed* when its result is the fragment's version. Long 
 StartMerge out and MergeDone in, Save out and Saved in; so "durable before visible" is an order of
 events that a test can write down, not a callback.
 
+rule 5.9. A run that allows no stale base ends with the first one, at once and without another cut:
+    what it is for, that every merge has everybody against the current version, has failed.
+
 rule 9.1. Commits are in step order, whatever order the merges end in: a round that is computed
     waits for its predecessors. Every learner then sees the same history, and every cut is a prefix
     of it.

@@ -44,13 +44,14 @@ rule 7.4. The worker's answer makes a round ready; the payloads it was computed 
 rule 13.5. A HELLO while a run is ending stays unanswered, so that its learner dials again and finds
     the resumed run. Only after training is complete does it get an ERROR, which ends it.
 
-rule 14.6. A HELLO of another session than the one that was resumed is refused at the door. In a strict
-    run (--max-base-lag 0), before the start, it also ends the run with status 4: such a run is one
-    experiment with one model, and a learner of another one says that the wrong file was resumed.
-    Later it is a stray learner, which must not end a run that is under way.
+rule 14.6. A HELLO of another session than the one that was resumed is refused at the door. In a
+    strict run (--max-base-lag 0), before the start, it also ends the run with status 4: such a run
+    is one experiment with one model, and a learner of another one says that the wrong file was
+    resumed. Later it is a stray learner, which must not end a run that is under way.
 """
 
 from syncer.core import actions as act
+from syncer.core.run.phases import phases as phase_names
 from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, RoundState
@@ -168,8 +169,8 @@ cdef class Scheduler(Ending):
             return self.turn_away(event)
         if handler == Handler.MISFIT:
             return self.on_misfit(event)
-        raise InvariantViolation(f"{event!r} in the phase {Phase(self.phase).name}, where nothing "
-                                 "can have caused it")
+        raise InvariantViolation(f"{event!r} in the phase {phase_names()[self.phase]}, where "
+                                 "nothing can have caused it")
 
     # ---- who comes and goes --------------------------------------------------------------------
 
