@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from syncer.config.options import flag, rows_of
+from syncer.config.options import flag
 from syncer.ranges import activation_fits
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def capacities_are_of_learners(config: Config) -> str | None:
 
 def nothing_is_without_effect(config: Config) -> str | None:
     """A setting that another one makes meaningless is refused, not ignored."""
-    for option in rows_of(type(config)):
+    for option in config.rows():
         if option.without_effect(config):
             return (f"{flag(option.name)} has no effect without {option.needs}: give both or "
                     "neither")

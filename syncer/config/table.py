@@ -8,7 +8,7 @@ not be together with is a rule of rules.py. Must not know where values come from
 from __future__ import annotations
 
 import os
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from syncer.config.options import Need, Option, rows_of, setting, settings
 from syncer.config.profile import (
@@ -313,6 +313,11 @@ class Config:
             broken = rule(self)
             if broken is not None:
                 raise ConfigError(broken)
+
+    @staticmethod
+    def rows() -> tuple[Option[Any], ...]:
+        """`OPTIONS`, for the rules, which cannot import them."""
+        return OPTIONS
 
     # ------------------------------------------------------------- what follows from the values
     @property
