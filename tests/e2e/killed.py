@@ -177,9 +177,8 @@ for _name in ("create", "write", "sync", "set_mode", "close", "link", "rename", 
 def serve(when: str, call: int, argv: list[str]) -> int:
     from syncer import flags  # noqa: PLC0415
     from syncer.server.service import Server  # noqa: PLC0415
-    server = Server(flags.read_config(argv, os.environ))
-    server.persistence.saver.files = Suicidal(when, call)
-    return server.run()
+    from syncer.server.system import System  # noqa: PLC0415
+    return Server(flags.read_config(argv, os.environ), system=System(Suicidal(when, call))).run()
 
 
 def main() -> int:
