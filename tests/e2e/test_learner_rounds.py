@@ -63,68 +63,95 @@ def quick(monkeypatch):
     monkeypatch.setattr(client_module, "DRAIN_S", 0.0)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "q4"])
-@pytest.mark.parametrize("num_streams", [0, 3])
-def test_a_whole_run(server, quick, dtype, num_streams):
-    """INIT, a broadcast blended by halves, a delta on the exact anchor, and the cut, to the bit."""
-    parameters = model()
-    before = {name: values.copy() for name, values in parameters.items()}
-    with Learner(parameters, server.address, learner_id=0, dtype=dtype, fragments=3, alpha=0.25,
-                 num_streams=num_streams) as learner:
-        peer = server.accept()
-        inits = peer.receive_inits()
-        count = len(learner.layout.fragments)
-        for f in range(count):
-            values = flat(learner, before, f)
-            expected = values if dtype == "f32" else bf16(values)
-            assert inits[f] == expected.tobytes()
+class Island:
+    """Learner 0 with alpha 0.25, and the server's end of its connection, its INITs received."""
 
-        base = model(1)
-        anchors = []
-        for f in range(count):
-            values = flat(learner, base, f)
-            raw = values if dtype == "f32" else bf16(values)
-            anchors.append(values if dtype == "f32" else widened(raw))
-            peer.bcast(f, 7 + f, raw)
-        applied = []
-        while len(applied) < count:
-            applied += step_until(learner, lambda s: s.applied, tokens=3).applied
-        assert sorted(applied) == [(f, 7 + f) for f in range(count)]
-        for f in range(count):
-            blended = (np.float32(0.25) * flat(learner, before, f)
-                       + np.float32(0.75) * anchors[f])
-            np.testing.assert_array_equal(flat(learner, parameters, f), blended)
+    def __init__(self, server: ScriptedServer, dtype: str, num_streams: int):
+        self.dtype = dtype
+        self.parameters = model()
+        self.before = {name: values.copy() for name, values in self.parameters.items()}
+        self.learner = Learner(self.parameters, server.address, learner_id=0, dtype=dtype,
+                               fragments=3, alpha=0.25, num_streams=num_streams)
+        self.fragments = range(len(self.learner.layout.fragments))
+        self.peer = server.accept()
+        self.inits = self.peer.receive_inits()
 
-        for values in parameters.values():
-            np.add(values, np.float32(0.125), out=values)
-        peer.pull(1, 9, attempt=2)
-        status = step_until(learner, lambda s: s.answered, tokens=3)
-        assert status.answered == ((1, 9),)
-        push = peer.receive_push()
-        assert push[:6] == (0, 1, 9, 2, 8, status.step)
-        assert 1 <= push.c_steps <= status.step
-        assert push.c_tokens == 3 * push.c_steps
-        delta = flat(learner, parameters, 1) - anchors[1]
-        found = decoded(dtype, push.delta, delta.size)
-        if dtype == "f32":
-            np.testing.assert_array_equal(found, delta)
-        elif dtype == "bf16":
-            np.testing.assert_array_equal(found, widened(bf16(delta)))
-        else:
-            assert np.abs(found - delta).max() <= np.abs(delta).max() / 2
+    def bulk(self, values: np.ndarray):
+        """(as INIT and BCAST carry it, as the reader has it then)"""
+        raw = values if self.dtype == "f32" else bf16(values)
+        return raw, (values if self.dtype == "f32" else widened(raw))
 
-        cut = model(2)
-        for f in range(count):
-            peer.final(f, 9 + f, flat(learner, cut, f))
-        peer.manifest(11, [9 + f for f in range(count)])
-        assert step_until(learner, lambda s: s.finished).finished
-        assert learner.finish(DEADLINE_S).finished
-        for name, values in parameters.items():
-            np.testing.assert_array_equal(values, cut[name])
-        assert peer.receive_ack().step == 11
-        assert learner.finish(DEADLINE_S).finished
-        assert learner.bytes_sent > sum(map(len, inits)) + len(push.delta)
-        assert learner.bytes_received > 4 * sum(v.size for v in cut.values())
+    def follow_a_broadcast(self) -> list[np.ndarray]:
+        """The anchors, once version 7 + f of every fragment f is blended."""
+        anchors, applied = [], []
+        for f in self.fragments:
+            raw, anchor = self.bulk(flat(self.learner, model(1), f))
+            anchors.append(anchor)
+            self.peer.bcast(f, 7 + f, raw)
+        while len(applied) < len(anchors):
+            applied += step_until(self.learner, lambda s: s.applied, tokens=3).applied
+        assert sorted(applied) == [(f, 7 + f) for f in self.fragments]
+        return anchors
+
+
+@pytest.fixture(params=[(dtype, streams) for dtype in ("f32", "bf16", "q4") for streams in (0, 3)],
+                ids=lambda param: f"{param[0]}-{param[1]}")
+def island(server, quick, request):
+    made = Island(server, *request.param)
+    with made.learner:
+        yield made
+
+
+def test_the_initial_values_are_the_own_ones(island):
+    for f in island.fragments:
+        raw, _ = island.bulk(flat(island.learner, island.before, f))
+        assert island.inits[f] == raw.tobytes()
+
+
+def test_a_broadcast_is_blended_in_f32(island):
+    anchors = island.follow_a_broadcast()
+    for f in island.fragments:
+        blended = (np.float32(0.25) * flat(island.learner, island.before, f)
+                   + np.float32(0.75) * anchors[f])
+        np.testing.assert_array_equal(flat(island.learner, island.parameters, f), blended)
+
+
+def test_a_pull_is_answered_with_the_delta_from_the_exact_anchor(island):
+    learner, anchors = island.learner, island.follow_a_broadcast()
+    for values in island.parameters.values():
+        np.add(values, np.float32(0.125), out=values)
+    island.peer.pull(1, 9, attempt=2)
+    status = step_until(learner, lambda s: s.answered, tokens=3)
+    assert status.answered == ((1, 9),)
+    push = island.peer.receive_push()
+    assert push[:6] == (0, 1, 9, 2, 8, status.step)
+    assert 1 <= push.c_steps <= status.step
+    assert push.c_tokens == 3 * push.c_steps
+    delta = flat(learner, island.parameters, 1) - anchors[1]
+    found = decoded(island.dtype, push.delta, delta.size)
+    if island.dtype == "f32":
+        np.testing.assert_array_equal(found, delta)
+    elif island.dtype == "bf16":
+        np.testing.assert_array_equal(found, widened(bf16(delta)))
+    else:
+        assert np.abs(found - delta).max() <= np.abs(delta).max() / 2
+    assert learner.bytes_sent > sum(map(len, island.inits)) + len(push.delta)
+
+
+def test_the_final_cut_is_taken_to_the_bit_and_acknowledged_once(island):
+    learner, peer = island.learner, island.peer
+    island.follow_a_broadcast()
+    cut = model(2)
+    for f in island.fragments:
+        peer.final(f, 9 + f, flat(learner, cut, f))
+    peer.manifest(11, [9 + f for f in island.fragments])
+    assert step_until(learner, lambda s: s.finished).finished
+    assert learner.finish(DEADLINE_S).finished
+    for name, values in island.parameters.items():
+        np.testing.assert_array_equal(values, cut[name])
+    assert peer.receive_ack().step == 11
+    assert learner.finish(DEADLINE_S).finished
+    assert learner.bytes_received > 4 * sum(v.size for v in cut.values())
 
 
 # --- INIT --------------------------------------------------------------------------------------
