@@ -25,13 +25,13 @@ CITED = re.compile(r"\brule (\d+\.\d+)")
 HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
                   r" *(?:cdef|cpdef|def)\b[^\n(]*?(\w+)\(", re.MULTILINE)
 DOOR, HELLO = "e2e/test_server_door.py", "unit/test_wire_hello.py"
-CHECKPOINTS = "e2e/test_checkpoints.py"
+CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
 ELSEWHERE = {
     "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
     "1.3": ["e2e/test_server_reconnect.py::test_learner_0_comes_back_in_the_middle_of_its_inits",
             "e2e/test_server_hostile.py::test_a_bad_init_waits_for_a_new_generation"],
     "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
-    "3.5": [f"{CHECKPOINTS}::test_late_joiners_after_a_resume"],
+    "3.5": [f"{RESUME}::test_late_joiners_after_a_resume"],
     "4.4": ["unit/test_core_formulas.py::test_launch_interval"],
     "6.8": ["unit/test_core_formulas.py::test_grace_examples"],
     "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],
@@ -43,8 +43,8 @@ ELSEWHERE = {
     "14.3": [f"{HELLO}::test_profile", f"{DOOR}::test_profiles"],
     "14.4": [f"{HELLO}::test_pinned_contract", f"{DOOR}::test_a_pinned_island_contract"],
     "14.5": [f"{HELLO}::test_every_other_difference_names_both_sides",
-             f"{CHECKPOINTS}::test_a_learner_of_another_session_is_refused_and_nothing_else"],
-    "14.6": [f"{CHECKPOINTS}::test_in_a_strict_run_such_a_learner_ends_it"],
+             f"{RESUME}::test_a_learner_of_another_session_is_refused_and_nothing_else"],
+    "14.6": [f"{RESUME}::test_in_a_strict_run_such_a_learner_ends_it"],
 }
 """Rule -> tests that are no scenarios, relative to tests/."""
 
