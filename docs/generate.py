@@ -49,7 +49,7 @@ def numpy_line() -> str:
 def generated(name: str) -> str:
     """The text of one part, ending in a newline."""
     module, function = PARTS[name].split(":")
-    return getattr(importlib.import_module(module), function)()
+    return str(getattr(importlib.import_module(module), function)())
 
 
 def refreshed(text: str) -> str:

@@ -129,7 +129,7 @@ def texts(node: ast.expr) -> list[str] | None:
         return [node.value]
     if isinstance(node, ast.JoinedStr):
         return ["".join(hole(part.value) if isinstance(part, ast.FormattedValue) else
-                        ast.literal_eval(part) for part in node.values)]
+                        str(ast.literal_eval(part)) for part in node.values)]
     if isinstance(node, ast.IfExp):
         both = [texts(node.body), texts(node.orelse)]
         return None if None in both else [text for one in both for text in one or ()]
@@ -203,7 +203,7 @@ def status_of(expression: str) -> str:
 
 def collected() -> list[Message]:
     """Every message of the rooms that write to a server's log."""
-    found = []
+    found: list[Message] = []
     for room in ROOMS:
         for path in sorted((PACKAGE / room).rglob("*.py*")):
             if path.suffix in (".py", ".pyx"):
