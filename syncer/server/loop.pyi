@@ -1,11 +1,12 @@
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, type_check_only
 
 READ: int
 WRITE: int
 SCRATCH_BYTES: int
 POSTED_PER_TURN: int
 
+@type_check_only
 class HasFileno(Protocol):
     def fileno(self) -> int: ...
 

@@ -1,5 +1,6 @@
 from typing import Self
 
 class BudgetGate:
-    leases: dict[int, int]
+    @property
+    def leases(self) -> dict[int, int]: ...
     def __new__(cls, learners: int, now_ns: int, lease_ns: int) -> Self: ...

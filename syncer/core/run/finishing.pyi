@@ -2,9 +2,14 @@ from collections.abc import Iterable
 from typing import Self
 
 class FinalCut:
-    step: int
-    deadline_ns: int
-    expected: frozenset[int]
-    eligible: set[tuple[int, int]]
-    acknowledged: dict[int, tuple[int, int]]
+    @property
+    def step(self) -> int: ...
+    @property
+    def deadline_ns(self) -> int: ...
+    @property
+    def expected(self) -> frozenset[int]: ...
+    @property
+    def eligible(self) -> set[tuple[int, int]]: ...
+    @property
+    def acknowledged(self) -> dict[int, tuple[int, int]]: ...
     def __new__(cls, step: int, deadline_ns: int, expected: Iterable[int]) -> Self: ...

@@ -11,7 +11,8 @@ from syncer.core.run.phases import Phase
 from syncer.core.run.saving import Saves
 
 class Scheduler:
-    config: Config
+    @property
+    def config(self) -> Config: ...
     policy: Policy
     members: Membership
     now_ns: int
@@ -31,7 +32,8 @@ class Scheduler:
     saves: Saves
     final_cut: FinalCut | None
     budget: BudgetGate | None
-    initialized: list[bool]
+    @property
+    def initialized(self) -> list[bool]: ...
     def __init__(self, config: Config, resumed: Resumed | None = ...) -> None: ...
     def step(self, now_ns: int, event: Event) -> list[Action]: ...
     def deadline_ns(self) -> int | None: ...
