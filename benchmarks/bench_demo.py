@@ -16,7 +16,7 @@ import pytest
 
 from syncer.demo.processes.fleet import Fleet
 from syncer.demo.run_plan import RunPlan
-from syncer.demo.show.watch import TapeReader, Watch
+from syncer.demo.show.watch import RunWatch, TapeReader
 
 STEPS_ALONE = 400
 DEADLINE_S = 300.0
@@ -24,7 +24,7 @@ DEADLINE_S = 300.0
 
 def train_alone() -> float:
     """Own steps per second of one learner without a server."""
-    watch = Watch(1, 1)
+    watch = RunWatch(1, 1)
     watch.baseline = watch.learners[0]
     with Fleet() as fleet:
         child = fleet.start("learner", "syncer.demo.learner",
@@ -36,7 +36,7 @@ def train_alone() -> float:
 def train_together(rounds: int, extra: dict[str, object]) -> tuple[float, float]:
     """(rounds per second, own steps per second) of one learner and a server."""
     plan = RunPlan(learners=1, steps=rounds)
-    watch = Watch(1, rounds)
+    watch = RunWatch(1, rounds)
     with tempfile.TemporaryDirectory() as scratch, Fleet() as fleet:
         tape = TapeReader(Path(scratch, "tape"))
         words = plan.server_arguments(str(Path(scratch, "final")), str(tape.path))

@@ -77,9 +77,9 @@ FORWARDED = {"text", "line", "ending.text", "action.text"}
 """Arguments that bring a text from elsewhere; `line` is a line of a traceback, at debug level."""
 
 LEVEL_FIRST = {"log", "Log", "write"}
-ENDS = {"end", "fail", "Exit", "Ending"}
+ENDS = {"end", "fail", "Exit", "RunEnd"}
 CALL = re.compile(r"(?<![\w\"'`.])(?:(?:\w+\.)*(?:log\.(?:debug|info|warning|error|write)|log|warn"
-                  r"|end|fail|Exit|Ending)|act(?:ions)?\.Log)(?=\()")
+                  r"|end|fail|Exit|RunEnd)|act(?:ions)?\.Log)(?=\()")
 DEF = re.compile(r"^ *(?:async )?(?:def|cdef|cpdef) [^\n]*\(", re.MULTILINE)
 
 

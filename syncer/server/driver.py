@@ -18,7 +18,7 @@ Owners = Mapping[type, Callable[[Any], object]]
 """Type of an action -> who carries it out."""
 
 
-class Ending(NamedTuple):
+class RunEnd(NamedTuple):
     """How the run ends: exit status, and the sentence that says why."""
 
     status: int
@@ -58,7 +58,7 @@ class Driver:
     def __init__(self, scheduler: Scheduler, loop: Loop, owners: Owners,
                  watch: Watch | None = None):
         self.scheduler, self.loop, self.watch = scheduler, loop, watch
-        self.ending: Ending | None = None
+        self.ending: RunEnd | None = None
         self.carry_out: dict[type, Callable[[Any], object]] = {actions.Exit: self._exit, **owners}
         self.waiting: deque[events.Event] = deque()
         self.stepping = False
@@ -106,4 +106,4 @@ class Driver:
 
     def _exit(self, action: actions.Exit) -> None:
         if self.ending is None:
-            self.ending = Ending(action.status, action.text)
+            self.ending = RunEnd(action.status, action.text)

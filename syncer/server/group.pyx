@@ -29,7 +29,10 @@ cdef class Reports:
 
 
 cdef class Group(Owner):
-    """The control socket and the data sockets of one (learner, generation)."""
+    """The control socket and the data sockets of one (learner, generation).
+
+    Large: half of its attributes say who the group is, the others what is under way on it.
+    """
 
     def __init__(self, Channel control, hello, Reports reports):
         self.loop = control.loop

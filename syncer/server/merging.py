@@ -44,6 +44,8 @@ class Merging:
 
     `handle` takes `Folded` and `MergeDone`; an error that no peer can cause is raised in the loop's
     thread. Raises `ConfigError` for a layout that this configuration cannot merge.
+
+    Large: a method per action that computes, with its half in a worker beside it.
     """
 
     def __init__(self, config: Config, layout: Layout, workers: Workers, loop: Loop,

@@ -19,7 +19,7 @@ from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import NO_FAILURES, Exit
 from syncer.server.door import Door
-from syncer.server.driver import Driver, Ending, InvariantsWatch, Watch
+from syncer.server.driver import Driver, InvariantsWatch, RunEnd, Watch
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
 from syncer.server.listener import Listener
@@ -163,20 +163,20 @@ class Server:
         if config.host is None and not (config.key_bytes or config.allow_unauthenticated):
             self.log.info("only this machine can connect: no key is set (SYNCER_HMAC_KEY)")
 
-    def _defect(self, error: Exception) -> Ending:
+    def _defect(self, error: Exception) -> RunEnd:
         """An error nobody should be able to cause: one line for people, the rest at debug level."""
         for line in "".join(traceback.format_exception(error)).splitlines():
             self.log.debug(line)
-        return Ending(Exit.FAILED, f"internal error: {type(error).__name__}: {error}")
+        return RunEnd(Exit.FAILED, f"internal error: {type(error).__name__}: {error}")
 
-    def _say(self, ending: Ending) -> None:
+    def _say(self, ending: RunEnd) -> None:
         self.log.write("INFO" if ending.status in NO_FAILURES else "ERROR", ending.text,
                        {"status": ending.status})
 
     # --------------------------------------------------------------------------------- the end
     def _say_goodbye(self) -> Iterator[int | None]:
         """Flush what is queued, and let peers read it."""
-        self.driver.ending = self.driver.ending or Ending(Exit.FAILED, "")
+        self.driver.ending = self.driver.ending or RunEnd(Exit.FAILED, "")
         self.listener.close()
         self.door.close()
         groups: list[Group] = []

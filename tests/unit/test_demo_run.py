@@ -21,10 +21,10 @@ from syncer.demo.model.trainer import digest
 from syncer.demo.processes import fleet
 from syncer.demo.processes.fleet import Exited, Fleet, Line
 from syncer.demo.run_plan import RunPlan
-from syncer.demo.show import table, text
+from syncer.demo.show import closing_table, text
 from syncer.demo.show.outcome import Loss, collect
 from syncer.demo.show.screen import PlainScreen, headline, progress_line
-from syncer.demo.show.watch import TapeReader, Watch
+from syncer.demo.show.watch import RunWatch, TapeReader
 from syncer.errors import ConfigError, SyncerError
 from syncer.flags import resolve
 from syncer.layout import AVG, RDA
@@ -138,8 +138,8 @@ def merge(step: int, responded: list[int]) -> dict:
     return {"step": step, "fragment": 0, "responded": responded, "expected": [0, 1], "gnorm": 1.0}
 
 
-def started(learners: int = 2, total_steps: int = 8) -> Watch:
-    watch = Watch(learners, total_steps)
+def started(learners: int = 2, total_steps: int = 8) -> RunWatch:
+    watch = RunWatch(learners, total_steps)
     for view in watch.learners:
         view.started()
     watch.server_line(server_log("syncer listening", port=4711))
@@ -210,8 +210,14 @@ def test_tape_reader_takes_whole_lines_only(tmp_path):
 
 
 # --------------------------------------------------------------------------- outcome and table
-def ended(tmp_path, plan: RunPlan, watch: Watch, loss: Loss | None = None, how: str = "final cut"):
+def ended(tmp_path, plan: RunPlan, watch: RunWatch, loss: Loss | None = None,
+          how: str = "final cut"):
     return collect(plan, watch, tmp_path / "absent", how, loss)
+
+
+def words(outcome) -> str:
+    """The closing text without its line ends."""
+    return " ".join(closing_table.render(outcome).split())
 
 
 def test_newest_learner_stands_in_for_a_missing_final_state(tmp_path):
@@ -221,7 +227,7 @@ def test_newest_learner_stands_in_for_a_missing_final_state(tmp_path):
     outcome = ended(tmp_path, RunPlan(learners=2, steps=8), watch, how="time budget")
     assert (outcome.merged, outcome.merged_from) == (2.5, "learner 1")
     assert outcome.problems == []
-    assert "newest one that learner 1 had received" in " ".join(table.render(outcome).split())
+    assert "newest one that learner 1 had received" in words(outcome)
 
 
 def test_final_state_is_measured_and_compared(tmp_path):
@@ -234,7 +240,7 @@ def test_final_state_is_measured_and_compared(tmp_path):
     assert [row.holds_final_cut for row in outcome.learners] == [True, False]
     assert outcome.problems == ["learner 1 ended with other parameters than the server's"]
     assert outcome.failed
-    assert "1 of 2 learners ended with exactly" in table.render(outcome)
+    assert "1 of 2 learners ended with exactly" in closing_table.render(outcome)
 
 
 def test_learner_without_a_last_word_is_a_problem_unless_it_was_killed(tmp_path):
@@ -245,7 +251,7 @@ def test_learner_without_a_last_word_is_a_problem_unless_it_was_killed(tmp_path)
     loss = Loss(1, 4, 2.0, 5, 2.5)
     outcome = ended(tmp_path, plan, watch, loss)
     assert outcome.problems == []
-    assert "too late to take part in another merge" in " ".join(table.render(outcome).split())
+    assert "too late to take part in another merge" in words(outcome)
 
 
 def test_table_fits_eighty_columns_with_large_figures(tmp_path):
@@ -261,15 +267,15 @@ def test_table_fits_eighty_columns_with_large_figures(tmp_path):
     outcome.baseline = {"steps": 98_765_432, "before": 8.0, "held_out": 2.0, "seconds": 1.0}
     for each in outcome.learners:
         each.tokens_per_s = 12_345_678
-    text = table.render(outcome)
+    text = closing_table.render(outcome)
     assert max(map(len, text.splitlines())) <= 80
     assert "123 GB" in text
     assert "NOT below" in text
 
 
 def test_table_of_a_run_that_never_began(tmp_path):
-    watch = Watch(3, 100)
-    text = table.render(ended(tmp_path, RunPlan(seconds=60.0), watch, how="interrupted"))
+    watch = RunWatch(3, 100)
+    text = closing_table.render(ended(tmp_path, RunPlan(seconds=60.0), watch, how="interrupted"))
     assert "nothing was merged yet" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 

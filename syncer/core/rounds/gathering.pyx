@@ -54,7 +54,8 @@ cdef object CARRY_LAG_EXCEEDED = act.PushRefusal.CARRY_LAG_EXCEEDED
 cdef class Gathering(Ground):
     """State and rules of the rounds of one run.
 
-    Eighteen methods: the path of a round from launch to close, which reads best in one piece.
+    Large: the path of a round from launch to close reads best in one piece, and the layers above
+    are files of the same object: `Scheduler` is all of them.
     """
 
     def __init__(self, config, resumed=None):

@@ -37,7 +37,7 @@ cdef Py_ssize_t start_learners_of(object config, bint resumed):
 cdef class Policy:
     """What the flags of a run mean for its rounds.
 
-    Nearly thirty attributes and no behaviour: one per flag that a rule reads.
+    Large: one attribute per flag that a rule reads, and no behaviour.
     """
 
     def __init__(self, config, bint resumed=False):

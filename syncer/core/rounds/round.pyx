@@ -34,7 +34,7 @@ cdef class Slot:
 cdef class Round:
     """The gathering, merge and commit of one step.
 
-    More than twenty attributes: this is the one place where everything about a round stands.
+    Large: this is the one place where everything about a round stands.
     """
 
     def __cinit__(self, long long step, Py_ssize_t fragment, long long base, Policy policy):

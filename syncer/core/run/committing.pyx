@@ -58,7 +58,7 @@ cdef object SHUTDOWN = act.SaveKind.SHUTDOWN, FAILURE = act.SaveKind.FAILURE
 cdef class Committing(Admission):
     """Commits, saves and the end of a run, on top of the rounds.
 
-    Sixteen methods: commit and save wait for each other in both directions, so they are one class.
+    Large: commit and save wait for each other in both directions, so they are one class.
     """
 
     def __init__(self, config, resumed=None):

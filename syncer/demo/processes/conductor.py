@@ -14,11 +14,11 @@ from pathlib import Path
 from syncer.demo.processes.fleet import Child, Exited, Fleet
 from syncer.demo.processes.stop import Stopped, StopRequest
 from syncer.demo.run_plan import RunPlan
+from syncer.demo.show import closing_table
 from syncer.demo.show import outcome as outcomes
-from syncer.demo.show import table
 from syncer.demo.show.outcome import Loss, RunOutcome
 from syncer.demo.show.screen import open_screen
-from syncer.demo.show.watch import FAILED, KILLED, LearnerView, TapeReader, Watch, parse
+from syncer.demo.show.watch import FAILED, KILLED, LearnerView, RunWatch, TapeReader, parse
 from syncer.errors import ConfigError, SyncerError
 from syncer.exits import Exit
 
@@ -56,7 +56,7 @@ class Conductor:
 
     def __init__(self, plan: RunPlan, fleet: Fleet, scratch: Path, stop: StopRequest):
         self.plan, self.fleet, self.stop = plan, fleet, stop
-        self.watch = Watch(plan.learners, plan.total_steps)
+        self.watch = RunWatch(plan.learners, plan.total_steps)
         self.final_state = scratch / "final.state"
         self.tape = TapeReader(scratch / "events.jsonl")
         self.screen = open_screen()
@@ -74,7 +74,7 @@ class Conductor:
                 self._train_alone(outcome)
         finally:
             self.screen.close()
-        print(table.render(outcome), flush=True)
+        print(closing_table.render(outcome), flush=True)
         if self.plan.json:
             outcomes.write_json(self.plan.json, outcome)
         if self.plan.plot:

@@ -1,4 +1,4 @@
-"""The closing figures of a run: collected once, shown by table.py and plot.py, written as JSON.
+"""The closing figures of a run: collected once, shown as a table and a plot, written as JSON.
 
 Must not print and must not start anything.
 """
@@ -19,7 +19,7 @@ from syncer.demo.show.watch import (
     Happening,
     LearnerView,
     MergePoint,
-    Watch,
+    RunWatch,
 )
 from syncer.errors import ConfigError
 
@@ -126,7 +126,7 @@ class RunOutcome:
         return bool(self.problems)
 
 
-def collect(plan: RunPlan, watch: Watch, final_state: Path, ended: str,
+def collect(plan: RunPlan, watch: RunWatch, final_state: Path, ended: str,
             loss: Loss | None) -> RunOutcome:
     """The outcome of a run whose processes have ended; measures the final state if there is one."""
     problems = [h["text"] for h in watch.happenings
@@ -159,7 +159,7 @@ def collect(plan: RunPlan, watch: Watch, final_state: Path, ended: str,
         merges=watch.merges, happenings=watch.happenings)
 
 
-def learner_row(view: LearnerView, watch: Watch, final_sha256: str | None) -> LearnerRow:
+def learner_row(view: LearnerView, watch: RunWatch, final_sha256: str | None) -> LearnerRow:
     end = view.end or {}
     sent, received = view.wire_total
     seconds = watch.training_s
@@ -172,7 +172,7 @@ def learner_row(view: LearnerView, watch: Watch, final_sha256: str | None) -> Le
         bytes_received=received, peak_rss_bytes=end.get("peak_rss_bytes"))
 
 
-def server_totals(watch: Watch) -> ServerTotals | None:
+def server_totals(watch: RunWatch) -> ServerTotals | None:
     """Out of the server's closing line, if it came to one."""
     said = watch.totals
     if said is None:
@@ -182,7 +182,7 @@ def server_totals(watch: Watch) -> ServerTotals | None:
             "commits": said["commits"]}
 
 
-def describe_loss(loss: Loss | None, watch: Watch) -> LossOutcome | None:
+def describe_loss(loss: Loss | None, watch: RunWatch) -> LossOutcome | None:
     """What --kill-one did, with the merges that went on without the learner."""
     if loss is None:
         return None
@@ -197,7 +197,7 @@ def describe_loss(loss: Loss | None, watch: Watch) -> LossOutcome | None:
             "returned": watch.learners[loss.learner].state != KILLED}
 
 
-def add_baseline(outcome: RunOutcome, watch: Watch, view: LearnerView) -> bool:
+def add_baseline(outcome: RunOutcome, watch: RunWatch, view: LearnerView) -> bool:
     """The learner that trained alone, from its last record; False if it never wrote one."""
     if view.end is None:
         return False

@@ -1,6 +1,6 @@
 """Live progress: a table that redraws itself on a terminal with rich, plain lines otherwise.
 
-Reads a `Watch`; must not change it, and must not fill more than 80 columns.
+Reads a `RunWatch`; must not change it, and must not fill more than 80 columns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from syncer.demo.show.text import COLUMNS_MAX, bits, rate
-from syncer.demo.show.watch import LearnerView, Watch
+from syncer.demo.show.watch import LearnerView, RunWatch
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,7 +23,7 @@ BAR_WIDTH = 30
 class Screen(Protocol):
     """Where a run is seen while it goes on."""
 
-    def show(self, watch: Watch) -> None:
+    def show(self, watch: RunWatch) -> None:
         """Shows what is new, if it is time."""
 
     def close(self) -> None:
@@ -37,7 +37,7 @@ class PlainScreen:
         self._next_s = 0.0
         self._told = 0
 
-    def show(self, watch: Watch) -> None:
+    def show(self, watch: RunWatch) -> None:
         """Writes what is new, if it is time."""
         for happening in watch.happenings[self._told:]:
             self.say(f"{watch.now_s() if watch.training else 0.0:6.1f} s  {happening['text']}")
@@ -73,7 +73,7 @@ class RichScreen:
         self._next_s = 0.0
         self._told = 0
 
-    def show(self, watch: Watch) -> None:
+    def show(self, watch: RunWatch) -> None:
         """Draws the table again, below the lines of what has happened."""
         for happening in watch.happenings[self._told:]:
             self.say(f"{happening['t_s']:6.1f} s  {happening['text']}")
@@ -91,7 +91,7 @@ class RichScreen:
         """Takes the table away and gives the terminal back."""
         self._live.stop()
 
-    def _table(self, watch: Watch) -> Table:
+    def _table(self, watch: RunWatch) -> Table:
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
@@ -121,7 +121,7 @@ def open_screen() -> Screen:
     return PlainScreen()
 
 
-def headline(watch: Watch) -> str:
+def headline(watch: RunWatch) -> str:
     """The bar of outer steps with the time."""
     if not watch.training:
         return "starting the server and the learners ..."
@@ -130,7 +130,7 @@ def headline(watch: Watch) -> str:
     return f"outer step {watch.outer_step}/{watch.total_steps} [{bar}] {watch.training_s:.0f} s"
 
 
-def progress_line(watch: Watch) -> str:
+def progress_line(watch: RunWatch) -> str:
     """The state of a run in one line of at most 80 columns."""
     training = [v for v in watch.learners if v.state == "training"]
     losses = [v.loss for v in training if v.loss is not None]

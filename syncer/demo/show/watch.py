@@ -1,6 +1,6 @@
 """What is known of a run while it goes on: children's lines and tape records in, one state out.
 
-Must not print, start or signal anything: run.py acts, screen.py and table.py show.
+Must not print, start or signal anything: processes/conductor.py acts, the rest of show/ shows.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class TrainingClock:
         return (time.monotonic() if self.end_s is None else self.end_s) - self.start_s
 
 
-class Watch:
+class RunWatch:
     """The whole run. Times are seconds since `start` of training (negative before it)."""
 
     def __init__(self, learners: int, total_steps: int):
