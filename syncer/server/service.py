@@ -25,7 +25,7 @@ from syncer.server.group import Group
 from syncer.server.listener import Listener
 from syncer.server.log import Log
 from syncer.server.persistence import Persistence
-from syncer.server.session import Parts, RunSession
+from syncer.server.run_session import Parts, RunSession
 from syncer.server.system import BindError, Signals, System
 from syncer.server.tape import Recorder, Tape
 from syncer.wire.hello import Hello

@@ -46,6 +46,6 @@ def test_no_python_file_of_the_server_or_merge_is_left_out(tmp_path, monkeypatch
     found = {str(Path(name).relative_to(ROOT)) for name in seen if name.startswith(f"{ROOT}/")}
     found = {name for name in found if name.startswith(rooms)}
     beside = {"syncer/server/log.py", "syncer/server/tape.py", "syncer/server/system.py",
-              "syncer/server/service.py", "syncer/server/session.py"}
+              "syncer/server/service.py", "syncer/server/run_session.py"}
     assert found - beside <= set(files())
     assert "syncer/server/driver.py" in found
