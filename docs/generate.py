@@ -36,6 +36,7 @@ PARTS = {
     "walk": "docs.walk:table",
     "numpy-line": "docs.generate:numpy_line",
     "rule-table": "tests.rules:table",
+    "mutation-table": "tests.rules:mutation_table",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

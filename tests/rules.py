@@ -103,6 +103,14 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def mutation_table() -> str:
+    """The catalogue of mistakes by number, as Markdown."""
+    lines = ["| | rules | file | mistake |", "|---:|---|---|---|"]
+    lines += [f"| {number} | {m.rules} | `{m.file}` | {m.mistake} |"
+              for number, m in enumerate(MUTATIONS, 1)]
+    return "\n".join(lines) + "\n"
+
+
 def phase_table() -> str:
     """The phases of a run and what each does with each event, with a legend."""
     names = phases.phases()

@@ -1,7 +1,7 @@
 """A witness over the scheduler: what its actions may never say, whatever the events were.
 
 The invariants of one state are in syncer.core.invariants; these are the ones that only the sequence
-of events and actions shows (numbers of the round description, section 15). Knows the rules by what
+of events and actions shows (numbers of the invariants in docs/rules.md). Knows the rules by what
 can be seen from outside, never by asking the scheduler why.
 """
 

@@ -2,7 +2,7 @@
 
 Works on a copy of the tree, builds it after every mutation, and says which test noticed. What
 nothing notices is a rule that is not tested; exit status 1 if there is any. It takes some minutes
-and is not part of the test suite; the last result is in docs/testing.md.
+and is not part of the test suite; docs/testing.md has the mistakes by number.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ cdef class Scheduler(Ending):
     None for a fresh run. Times are ns of one monotonic clock; a `now_ns` that runs back is taken as
     no time passed.
 
-    Eighteen methods: about one for each kind of event.
+    Large: about one method for each kind of event.
     """
 
     def __init__(self, config, resumed=None):
