@@ -9,14 +9,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from syncer import flags
 from syncer.cli import answered
 from syncer.config import Config
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds `serve` with every setting of the server."""
     flags.add_options(subparsers.add_parser(
         "serve", help="run the server of a run", **flags.PARSER_SETTINGS))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from syncer.checkpoint.reader import Loaded
 from syncer.config import Config
@@ -18,10 +18,13 @@ from syncer.errors import ConfigError, NumericsError
 from syncer.layout import ISO, Layout
 from syncer.merge import FragmentStore, HelocoConstants
 from syncer.merge.folds import Fold
-from syncer.merge.versions import FragmentVersion
+from syncer.merge.versions import FragmentVersion, Prepared
 from syncer.server.decoded import Decoded
 from syncer.server.loop import Loop
 from syncer.server.workers import Job, Workers
+
+Timed: TypeAlias = tuple[Prepared | None, int, str | None]
+"""A merge, its ns, and None; or None, its ns, and the sentence that says why there is none."""
 
 
 class FoldWork:
@@ -66,8 +69,8 @@ class Merging:
                 raise ConfigError(f"fragment {index} is iso, and this server runs with --fold "
                                   "exact, which allows avg and rda only")
         self.folds: dict[int, FoldWork] = {}
-        self.prepared: dict[int, Any] = {}
-        self.stats: dict[int, Any] = {}
+        self.prepared: dict[int, Prepared] = {}
+        self.stats: dict[int, dict[str, Any]] = {}
         self.published = 0
         self.digests: dict[int, str] = {}
         """SHA-256 of the wire bytes of each fragment's initial value."""
@@ -160,7 +163,7 @@ class Merging:
         for payload in payloads:
             payload.borrow()
 
-        def prepare() -> Any:
+        def prepare() -> Prepared:
             return self.store.prepare(
                 action.fragment, action.step,
                 [(c.learner, c.generation, c.weight, c.payload.values())
@@ -169,9 +172,9 @@ class Merging:
         self.workers.submit(Job(self._timed(prepare),
                                 lambda *done: self._merged(action, payloads, *done)))
 
-    def _timed(self, prepare: Callable[[], Any]) -> Callable[[], tuple[Any, int, str | None]]:
+    def _timed(self, prepare: Callable[[], Prepared]) -> Callable[[], Timed]:
         """(prepared, ns, None), or (None, ns, sentence) when the result is not finite."""
-        def run() -> tuple[Any, int, str | None]:
+        def run() -> Timed:
             begun_ns = self.loop.now_ns()
             try:
                 prepared = prepare()
@@ -181,7 +184,7 @@ class Merging:
 
         return run
 
-    def _merged(self, action: actions.StartMerge, payloads: list[Decoded], result: Any,
+    def _merged(self, action: actions.StartMerge, payloads: list[Decoded], result: Timed,
                 error: BaseException | None) -> None:
         if error is not None:
             raise error
@@ -208,7 +211,7 @@ class Merging:
         fragments = range(len(self.store.layout.fragments))
         versions = [self.store.current(fragment) for fragment in fragments]
         prepared = self.prepared.get(action.step) if action.kind is SaveKind.ROUND else None
-        if prepared is not None:
+        if prepared is not None and prepared.result is not None:
             versions[prepared.fragment] = prepared.result
         return versions
 

@@ -62,7 +62,7 @@ def listen(host: str, port: int) -> socket.socket:
 class ThreadWorkers:
     """`count` daemon threads over one queue; `close` waits for jobs that have begun."""
 
-    def __init__(self, loop: Any, count: int | None = None):
+    def __init__(self, loop: SelectorLoop, count: int | None = None):
         self.loop = loop
         self.count = count or min(WORKERS_MAX, max(2, available_cores()))
         self.queue = JobQueue()

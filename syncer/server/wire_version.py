@@ -6,10 +6,9 @@ needed. It must not know who receives it, and it never changes a byte that was h
 
 from __future__ import annotations
 
-from typing import Any
-
 from syncer.kernels import encode_bf16
 from syncer.merge.buffers import BufferPool
+from syncer.merge.versions import FragmentVersion
 from syncer.protocol import DTYPE_F32, Msg, bulk_dtype
 from syncer.wire.encode import bcast_head, final_head
 
@@ -24,15 +23,15 @@ class WireVersion:
 
     __slots__ = ("__weakref__", "body", "encoded", "fragment", "head", "kind", "source", "version")
 
-    def __init__(self, kind: Msg, source: Any, dtype: int, pool: BufferPool):
+    def __init__(self, kind: Msg, source: FragmentVersion, dtype: int, pool: BufferPool):
         self.kind = kind
-        self.source = source
+        self.source: FragmentVersion | None = source
         self.fragment: int = source.fragment
         self.version: int = source.version
         final = kind == Msg.FINAL_FRAGMENT
         self.head: bytes = (final_head if final else bcast_head)(source.fragment, source.version)
         if final or bulk_dtype(dtype) == DTYPE_F32:
-            self.body = memoryview(source.params).cast("B")
+            self.body = source.params.data.cast("B")
             self.encoded = len(self.body)
         else:
             numel = len(source.params)
@@ -41,7 +40,7 @@ class WireVersion:
 
     def ready(self, end: int) -> None:
         """Make `body[:end]` final. `end` may lie inside a value."""
-        if end <= self.encoded:
+        if end <= self.encoded or self.source is None:
             return
         first, last = self.encoded // 2, -(-end // 2)
         encode_bf16(self.source.params[first:last], self.body[2 * first : 2 * last])
