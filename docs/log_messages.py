@@ -120,7 +120,8 @@ def hole(node: ast.expr) -> str:
         node = node.value
     if isinstance(node, ast.Call):
         node = node.func
-    return "{" + re.findall(r"\w+", ast.unparse(node))[-1] + "}"
+    name: str = re.findall(r"\w+", ast.unparse(node))[-1]
+    return "{" + name + "}"
 
 
 def texts(node: ast.expr) -> list[str] | None:
