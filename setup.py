@@ -7,7 +7,7 @@ build is *for*; a machine that is not in the table gets the portable kernels.
 Switches (environment):
   SYNCER_SANITIZE=address,undefined   sanitizers in every object
   SYNCER_DEBUG_DIRECTIVES=1           Cython bounds, wrap-around and None checks back on, symbols
-  SYNCER_COVERAGE=1                   gcov and Cython line tracing
+  SYNCER_COVERAGE=1                   gcov in every object, and nothing optimized away
   SYNCER_NO_OPENMP=1                  the serial twin of every parallel pass
 
 `setup.py harness` builds build/harness-MACHINE instead: the kernels with csrc/harness.c as a static
@@ -90,8 +90,6 @@ def directives() -> dict:
     chosen = dict(DIRECTIVES)
     if switch("SYNCER_DEBUG_DIRECTIVES"):
         chosen.update(boundscheck=True, wraparound=True, initializedcheck=True, nonecheck=True)
-    if switch("SYNCER_COVERAGE"):
-        chosen["linetrace"] = True
     return chosen
 
 
@@ -105,13 +103,13 @@ def extensions() -> list:
         from Cython.Build import cythonize
     except ImportError:
         sys.exit("syncer: Cython is missing; install it with: pip install cython")
-    macros = [("CYTHON_TRACE", "1")] if switch("SYNCER_COVERAGE") else []
+    covered = switch("SYNCER_COVERAGE")
     modules = []
     for source in sorted((ROOT / "syncer").rglob("*.pyx")):
         relative = source.relative_to(ROOT)
         name = ".".join(relative.with_suffix("").parts)
         modules.append(Extension(name, [str(relative)], include_dirs=["csrc"],
-                                 define_macros=macros, extra_compile_args=["-O2"]))
+                                 extra_compile_args=["-O0" if covered else "-O2"]))
     # Cython compares times, not directives: C made with other ones lives in another folder.
     made = f"build/cython-{key_of(Cython.__version__, sorted(directives().items()))}"
     return cythonize(modules, compiler_directives=directives(), build_dir=made, quiet=True)
