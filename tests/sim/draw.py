@@ -24,13 +24,14 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
         "pipeline": rng.randint(1, 4),
         "max_base_lag": 0 if fixed else rng.choice([None, None, 2, 8]),
         "quorum_timeout_s": rng.choice([2, 10]),
-        "final_ack_timeout_s": 1_000_000,
+        "final_ack_timeout_s": rng.choice([90, 1_000_000, 1_000_000]),
+        "start_timeout_s": rng.choice([None, None, None, 90]),
         "sync_interval_steps": rng.choice([0.0, 0.0, 4.0]),
         "min_round_interval_ms": rng.choice([0, 0, 0, 50]),
         "outer_lr": 0.5,
         "merge_threads": rng.choice([1, 1, 2]),
         "final_state": rng.choice([None, f"{DIRECTORY}/final"]),
-        "event_tape": "tape",
+        "event_tape": rng.choice([None, "tape", "tape", "tape", "tape"]),
         "write_timeout_s": rng.choice([1, 5, 180]),
         "log_level": rng.choice(["info", "info", "debug"]),
         "log_format": rng.choice(["text", "json"]),
@@ -129,10 +130,14 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         # run could not forgive.
         "streams": 0 if config.fixed_roster else rng.choice([0, 1, 3]),
         "ns_per_byte": world.between(1, 1e5), "half_open_ms": world.between(10, 20_000),
-        "capacity": int(world.between(100, 100_000)), "spurious": rng.random() < 0.3,
+        "capacity": int(world.between(60, rng.choice([400, 100_000]))),
+        "spurious": rng.random() < 0.3, "misconfigured": rng.choice([0, 0, 0.2]),
         "duplicate": rng.choice([0, 0, 0.3]), "impatience": rng.choice([0, 0, 0, 0.3]),
         "turn_ns": int(world.between(0.001, 5) * 1_000_000),
         # As if tensors were large: bytes of one piece, elements decoded on the spot.
         "chunk_bytes": rng.choice([17, 64, 4 << 20]),
         "inline_elements": rng.choice([0, 4, 131_072, 131_072]),
+        # Until the faults stop: how many sockets, goodbyes and bytes nobody may have.
+        "strangers": rng.choice([2, 8, 1024, 1024]), "farewells": rng.choice([1, 1024, 1024]),
+        "stranger_bytes": rng.choice([100, 1 << 28, 1 << 28, 1 << 28]),
     }

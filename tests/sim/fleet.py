@@ -17,7 +17,7 @@ from typing import Any
 from syncer.config import Config
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
-from syncer.server import ingest
+from syncer.server import door, farewell, ingest
 from syncer.server.system import BindError
 from syncer.wire import encode
 from syncer.wire.hello import Hello
@@ -28,16 +28,24 @@ from tests.sim.disk import PATH, Disk
 from tests.sim.draw import draw_config, draw_layout, draw_settings
 from tests.sim.history import History, Witness
 from tests.sim.learner import SimLearner
-from tests.sim.network import Network
+from tests.sim.network import KEEPALIVE_NS, Network
 from tests.sim.server import SimServer
 from tests.sim.system import LogLines, SimSystem, SimTape
 
 LEARNER_FAULTS = ("drop", "restart", "dial_again", "garbage", "lose_stream", "dribble", "deaf")
-SERVER_FAULTS = ("kill", "power", "signal", "no_memory")
-"""After which a process has ended."""
+SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "false_report")
+"""After which a process has ended, or may have."""
 FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
-          "full_tape", "second_server")
-RESTARTS = (Exit.NOT_WRITTEN, 128 + 15)          # a checkpoint failed, a signal: started again
+          "full_tape", "second_server", "chown")
+REAL_LIMITS = door.STRANGERS_MAX, door.STRANGER_BYTES_MAX, farewell.FAREWELLS_MAX
+RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
+"""Statuses after which a server is started again, as an operator would: a checkpoint that could not
+be written, learners that did not come, a signal."""
+EXPLAINED = {
+    "final-state": "", "not acknowledged in time": "", "is not finite": "overflow",
+    "BUDGET_DONE": "false_report", "with --max-base-lag 0": "stale", "session mismatch": "stranger",
+}
+"""What the last sentence of a failed run may say, and the fault that must have been for it."""
 
 
 class Fleet:
@@ -59,7 +67,7 @@ class Fleet:
         pinned = self.config.expected_island_contract
         self.contract = self.fingerprint if pinned is None else rl_contract(
             self.fingerprint, pinned)
-        self.group = rng.choice([None, None, "a group"])
+        self.group = rng.choice([None, None, "a group", "eine\nGruppe\x1b[0m"])
         self.settings = draw_settings(world, self.config) | (settings or {})
         self.network = Network(world, self.settings["ns_per_byte"], self.settings["capacity"],
                                self.settings["spurious"])
@@ -75,7 +83,7 @@ class Fleet:
         self.disk = Disk(world, world.between(1, 5000))
         if self.config.checkpoint_path or self.config.final_state:
             self.disk.fault_chance = rng.choice([0, 0, 0.05, 0.3])
-            world.after(self.faults_end_ns, self.heal_disk)
+        world.after(self.faults_end_ns, self.heal)
         self.tape = SimTape()
         self.begun: list[tuple[int, int]] = []
         """Where on the tape each process after the first one begins, and its step."""
@@ -103,6 +111,14 @@ class Fleet:
         return self.config.checkpoint_path is not None
 
     @property
+    def can_overflow(self) -> bool:
+        """Whether one wild push makes a merge infinite, and does not only poison the model."""
+        config = self.config
+        return (self.dtype != 3 and config.outer_optimizer == "nesterov" and not config.robust
+                and config.delta_correction == "none" and config.clip_norm is None
+                and config.learner_weight != "equal")
+
+    @property
     def session_is_fixed(self) -> bool:
         """A HELLO of another session can only be refused, whenever it comes: somebody is in, and
         there will be no other process. (In a strict run it ends the run.)"""
@@ -116,6 +132,10 @@ class Fleet:
         return self.session_is_fixed or (
             self.server.config.resume and self.config.max_base_lag != 0)
 
+    @property
+    def strict_and_resumed(self) -> bool:
+        return self.server.config.resume and self.config.max_base_lag == 0
+
     def hello(self, learner: int, generation: int) -> Hello:
         """What a learner of this run says."""
         return Hello(learner, generation, self.dtype, self.layout, self.fingerprint, self.contract,
@@ -123,12 +143,12 @@ class Fleet:
 
     # ---- server processes ------------------------------------------------------------------------
 
-    def start(self, config: Config) -> SimServer:
+    def start(self, config: Config, faultless: bool = False) -> SimServer:
         """A new process. Raises what its start raises."""
         witness = Witness(self.history, self.disk if self.saves else None, self.marks)
         system = SimSystem(self.world, self.network, self.disk, self.settings["work_ms"])
         system.tape, system.lines = self.tape, self.lines
-        if config.resume:
+        if config.resume and not faultless:
             system.files.begin_resume()
         return SimServer(self.world, config, system, witness, self.settings["turn_ns"])
 
@@ -148,6 +168,8 @@ class Fleet:
         """Start the next process on what the disk holds, or anew if there is nothing."""
         state = self.disk.load(self.config) if self.saves else None
         config = self.config
+        if self.saves and self.world.chance(0.2):
+            self.start_wrongly(state)
         if state is not None:
             config = replace(config, resume=True, learner_budget_steps=None,
                              no_verify=self.world.chance(0.2))
@@ -169,6 +191,26 @@ class Fleet:
             self.marks.add("resumed" if step < config.total_steps else "resumed at the end")
         if shown_step > step:
             self.roll_back(step)
+
+    def start_wrongly(self, state: dict[str, Any] | None) -> None:
+        """With settings that this checkpoint cannot be resumed with: it says so, and no more."""
+        config = replace(self.config, resume=True, learner_budget_steps=None)
+        if state is not None:
+            others: list[dict[str, Any]] = [{"expected_island_contract": bytes(31) + b"\1"}]
+            if state["step"] > 1:
+                others.append({"total_steps": state["step"] - 1})
+            if config.checkpoint_format == "safetensors":  # which states them
+                others.append({"outer_lr": 0.25})
+                others.append({"outer_optimizer": "sgd", "outer_momentum": 0.9, "dn_period": 4,
+                               "dn_activation": 0.0} if config.outer_optimizer != "sgd"
+                              else {"outer_optimizer": "nesterov"})
+            config = replace(config, **self.world.rng.choice(others))
+        try:
+            self.start(config, faultless=True)
+        except CheckpointError:
+            self.marks.add("not resumed with other settings" if state else "nothing to resume")
+            return
+        raise AssertionError(f"resumed with other settings: {config}")
 
     def roll_back(self, step: int) -> None:
         """Learners keep anchors that this history has not got: somebody starts them again, too."""
@@ -240,8 +282,16 @@ class Fleet:
             return
         raise AssertionError("two servers at once")
 
-    def heal_disk(self) -> None:
+    def fault_chown(self) -> None:
+        """The checkpoint belongs to somebody else from now on."""
+        inode = self.disk.names.get(PATH)
+        if inode is not None:
+            inode.owner, inode.mode = self.world.rng.choice([0, 1000]), 0o600
+
+    def heal(self) -> None:
+        """The faults stop."""
         self.disk.fault_chance = 0.0
+        door.STRANGERS_MAX, door.STRANGER_BYTES_MAX, farewell.FAREWELLS_MAX = REAL_LIMITS
 
     def refused(self, learner: SimLearner, error: Exception) -> None:
         """A learner was told off: only for what it did, which the faults of this run explain.
@@ -249,18 +299,45 @@ class Fleet:
         After a roll back it may also see another version of the same number.
         """
         self.marks.add("a learner was refused")
-        rolled_back = self.other_history and "other bytes" in str(error)
-        assert rolled_back or "garbage" in self.faults, f"learner {learner.learner}: {error}"
+        text = str(error)
+        assert (learner.misconfigured or "garbage" in self.faults
+                or (self.other_history and "other bytes" in text)
+                or "too many large first frames" in text), f"learner {learner.learner}: {error}"
 
     # ---- play and judge --------------------------------------------------------------------------
 
     def play(self) -> None:
         """Run to the end. AssertionError if the fleet gets stuck after its faults have stopped."""
         with scaled(self.settings):
-            self.world.wait(self.over)
+            self.world.wait(lambda: self.over() or self.world.now_ns > self.patience_ns)
+            assert self.world.now_ns <= self.patience_ns, self.stuck()
             end_ns = self.world.now_ns + 5 * SECOND
             while self.world.now_ns < end_ns and self.world.step():
                 pass
+
+    @property
+    def patience_ns(self) -> int:
+        """When the run must be over at the latest: what an honest learner may wait for once the
+        faults have stopped, then every step as if it stood alone, one after the other."""
+        config, settings = self.config, self.settings
+        again_s = (KEEPALIVE_NS / SECOND          # until a dead connection is known to be dead
+                   + 3 * 30                       # dialing again, each time refused or lost
+                   + 60 + 20 + 20                 # strangers, stalls and the deaf
+                   + 2 * (config.start_timeout_s or 0)
+                   + min(config.final_ack_timeout_s or 0, 1000))
+        push_s = 1.25 * 3 * settings["step_ms"][1] / 1000 + 5  # its steps, and the way there
+        work_s = 10 * settings["work_ms"] / 1000
+        save_s = 60 * 3 * self.disk.slow_ms / 1000 if self.saves else 0
+        round_s = 3 * config.quorum_timeout_s + push_s + work_s + save_s
+        whole_s = 2 * again_s + (config.total_steps + 5) * round_s
+        return self.faults_end_ns + int(whole_s * SECOND)
+
+    def stuck(self) -> str:
+        """What the fleet looks like that did not finish in time."""
+        scheduler = self.server.scheduler
+        return (f"stuck in phase {scheduler.phase} at step {scheduler.global_step} of "
+                f"{self.config.total_steps} after {self.world.now_ns / SECOND:.0f} s: "
+                f"{scheduler.gathering}")
 
     def over(self) -> bool:
         """Has the run ended? A server that ended for a reason that passes is started again."""
@@ -271,8 +348,9 @@ class Fleet:
             return False
         text = server.exit_text
         self.marks.add(f"ended with status {server.status}")
-        passes = server.status in RESTARTS or "final-state" in text or (
-            server.system.the_workers.failed > 0)
+        passes = (server.status in RESTARTS or server.system.the_workers.failed > 0
+                  or any(told in text and (not fault or fault in self.faults)
+                         for told, fault in EXPLAINED.items()))
         if "learner budget" in text:
             self.second_process()
         elif passes:
@@ -326,13 +404,19 @@ class Fleet:
             at = end
         return found
 
+    @property
+    def lost_processes(self) -> bool:
+        """Whether a process ended without having finished what it had begun."""
+        return any(mark.startswith(("server lost", "ended with status 1")) for mark in self.marks)
+
     def check_tape(self) -> None:
         """Each merge is told once and in order; a server that was lost may owe its last ones."""
+        if self.config.event_tape is None:
+            return
         merges = [record for record in self.records() if "responders" in record]
         told = {record["step"]: record for record in merges}
         assert [record["step"] for record in merges] == sorted(told), "a step is told twice"
-        owing = self.lost_records or any(
-            mark.startswith(("server lost", "ended with status 1")) for mark in self.marks)
+        owing = self.lost_records or self.lost_processes
         for merge in self.history.merges:
             if merge.step in told:
                 pushed = [c.learner for c, _ in merge.parts if not c.carried]
@@ -353,7 +437,8 @@ class Fleet:
         marked = total_steps if self.config.mark_final_checkpoint else None
         assert self.disk.marked_step() == marked
         left = [name for name in self.disk.names if name.endswith(".tmp")]
-        assert not left or self.server.system.files.troubled, f"left behind: {left}"
+        troubled = self.server.system.files.troubled or self.lost_processes
+        assert not left or troubled, f"left behind: {left}"
         assert PATH in self.disk.durable_names
 
 
@@ -363,7 +448,10 @@ def scaled(settings: dict[str, Any]) -> Iterator[None]:
     before = encode.CHUNK_SIZE, ingest.INLINE_ELEMENTS_MAX
     encode.CHUNK_SIZE = settings["chunk_bytes"]
     ingest.INLINE_ELEMENTS_MAX = settings["inline_elements"]
+    door.STRANGERS_MAX, door.STRANGER_BYTES_MAX = settings["strangers"], settings["stranger_bytes"]
+    farewell.FAREWELLS_MAX = settings["farewells"]
     try:
         yield
     finally:
         encode.CHUNK_SIZE, ingest.INLINE_ELEMENTS_MAX = before
+        door.STRANGERS_MAX, door.STRANGER_BYTES_MAX, farewell.FAREWELLS_MAX = REAL_LIMITS

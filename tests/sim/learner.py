@@ -12,8 +12,15 @@ from syncer.errors import SyncerError
 from syncer.learner.fragment import Fragment
 from syncer.learner.session import Phase, Session
 from syncer.protocol import Msg
-from syncer.wire.encode import encode_budget_done, encode_data_hello, frame, push_head
-from syncer.wire.messages import BudgetDone, DataHello, Push
+from syncer.wire.encode import (
+    encode_budget_done,
+    encode_data_hello,
+    encode_final_ack,
+    frame,
+    init_head,
+    push_head,
+)
+from syncer.wire.messages import BudgetDone, DataHello, FinalAck, Push
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.link import Link
 from tests.sim.network import KEEPALIVE_NS, Wire
@@ -33,7 +40,14 @@ class SimLearner:
         self.link: Link | None = None
         self.redial_s = 1
         self.stalled_until_ns = 0
+        self.last_pull = (0, 1, 1)
+        self.blown_up = 0
+        self.lagging = False
         self.done = False
+        self.wrong: str | None = None
+        """What its next process is misconfigured with; it is told off, and started again."""
+        if world.chance(settings["misconfigured"]):
+            self.wrong = world.rng.choice(["key", "profile", "contract"])
         self.restart()
 
     def restart(self) -> None:
@@ -58,11 +72,16 @@ class SimLearner:
             self.link.close()
             self.link = None
             self.redial()
-        self.session = Session(fleet.layout, fleet.fingerprint, learner=self.learner,
-                               dtype=fleet.dtype, num_streams=self.settings["streams"],
-                               contract=fleet.contract, profile_hash=fleet.profile,
-                               compat_group=fleet.group, key=fleet.key,
-                               min_steps_per_sync=self.gate)
+        wrong, self.wrong = self.wrong, None
+        if wrong == "contract" and not fleet.model_is_fixed:
+            wrong = None                          # it would be what fixes the session
+        self.misconfigured = wrong is not None
+        self.session = Session(
+            fleet.layout, fleet.fingerprint, learner=self.learner, dtype=fleet.dtype,
+            num_streams=self.settings["streams"], compat_group=fleet.group,
+            contract=bytes(32) if wrong == "contract" else fleet.contract,
+            profile_hash=bytes(32) if wrong == "profile" else fleet.profile,
+            key=b"another key" if wrong == "key" else fleet.key, min_steps_per_sync=self.gate)
 
     def connect(self, process: int) -> None:
         if process != self.process or self.session.ended or self.done or self.link is not None:
@@ -92,13 +111,29 @@ class SimLearner:
         if link is not self.link or self.session.error is not None:
             return
         try:
-            for inbound in connection.feed(stream, data):
+            for inbound in self.taken(connection, stream, data):
                 if inbound.msg_type == Msg.BCAST_FRAGMENT:
                     self.init_sent = True  # the run has begun: everything has its first value
         except SyncerError as error:
             self.fleet.refused(self, error)
             link.close()
             self.world.after(self.world.between(10, 3000) * MS, self.restart_if, self.process)
+
+    def taken(self, connection, stream: int, data: bytes) -> list:
+        """What changed the session's state: in one go, or piece by piece as the library reads."""
+        if self.world.chance(0.5):
+            return connection.feed(stream, data)
+        found = []
+        while data:
+            window = connection.buffer(stream)
+            count = min(len(window), len(data))
+            window[:count] = data[:count]
+            data = data[count:]
+            for frame_type, payload in connection.received(stream, count):
+                inbound = connection.parse(frame_type, payload)
+                if self.session.accept(connection, inbound):
+                    found.append(inbound)
+        return found
 
     def restart_if(self, process: int) -> None:
         if process == self.process and not self.done:
@@ -150,10 +185,17 @@ class SimLearner:
             self.fragments[bcast.fragment].rebase(bcast.tensor, 0.5)
         for pull in session.due_pulls():
             push = session.answer(pull)
+            self.last_pull = pull
             delta = np.empty(session.tensors.push_bytes(pull.fragment), np.uint8)
             self.fragments[pull.fragment].pack_delta(delta)
+            if self.lagging and push.base > 0:
+                self.lagging, push = False, push._replace(base=push.base - 1)
+            if self.blown_up:
+                self.blown_up -= 1
+                delta[:] = 0x7F                   # 3.4e38, also as bf16, and nearly all the weight
+                push = push._replace(c_tokens=1 << 40)
             self.send_push(push, bytes(delta))
-        if self.link is not None and self.world.chance(0.3):
+        if self.link is not None and self.link.idle and self.world.chance(0.3):
             self.link.control(session.heartbeat())
         if session.phase is Phase.FINALIZING and (cut := session.final.tensors()) is not None:
             for fragment, tensor in zip(self.fragments, cut, strict=True):
@@ -227,11 +269,16 @@ class SimLearner:
         if link is None:
             return
         rng = self.world.rng
-        kind = rng.randrange(6)
+        kind = rng.randrange(8)
         if kind == 0:
             link.control(bytes(rng.randrange(256) for _ in range(40)))
-        elif kind == 1 and self.session.pulls:
-            self.push_of_nan()
+        elif kind == 1:
+            self.wild_push(b"\xff")               # no number in any dtype
+        elif kind == 6 and self.learner == 0:
+            link.cut_anywhere(Msg.INIT_PARAMS, init_head(0)
+                              + b"\xff" * self.session.tensors.init_bytes(0))
+        elif kind == 7:
+            link.control(encode_final_ack(FinalAck(rng.randrange(30))))
         elif kind == 2:
             link.cut_anywhere(Msg.PUSH_FRAGMENT, bytes(48))
         elif kind == 3:
@@ -243,11 +290,25 @@ class SimLearner:
         else:
             link.cut_anywhere(Msg.FINAL_MANIFEST, bytes(20))
 
-    def push_of_nan(self) -> None:
-        pull = self.session.pulls[0]
-        if self.session.accepted[pull.fragment] is None:
-            return
-        push = Push(self.learner, pull.fragment, pull.step, pull.attempt, 0, 1, 1, 1,
+    def wild_push(self, byte: bytes) -> None:
+        """An answer to the last pull, of its own base, whose delta is one byte over and over."""
+        fragment, step, attempt = self.last_pull
+        base = self.session.versions[fragment]
+        push = Push(self.learner, fragment, step, attempt, base, self.session.steps, 1, 1,
                     memoryview(b""))
         self.link.cut_anywhere(Msg.PUSH_FRAGMENT, push_head(push)
-                               + b"\xff" * self.session.tensors.push_bytes(pull.fragment))
+                               + byte * self.session.tensors.push_bytes(fragment))
+
+    def overflow(self) -> None:
+        """Its training has blown up: values are numbers still, but what comes of them is not."""
+        if self.fleet.can_overflow:
+            self.blown_up = 2
+
+    def stale(self) -> None:
+        """Its next push is of a version that has been merged over."""
+        self.lagging = True
+
+    def false_report(self) -> None:
+        """It says that a budget is spent which is not, or not there."""
+        if self.link is not None:
+            self.link.control(encode_budget_done(BudgetDone(self.world.rng.randrange(1, 9))))

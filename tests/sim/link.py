@@ -38,6 +38,11 @@ class Link:
         for wire, opening in zip(self.wires, self.connection.openings, strict=True):
             wire.write(opening)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for room on the control stream."""
+        return not self.wires[0].backlog
+
     # ---- what the learner says ---------------------------------------------------------------
 
     def control(self, data: bytes) -> None:

@@ -115,7 +115,8 @@ class Wire:
         self.network = network
         self.world = world
         self.received, self.ended = received, ended
-        rate, capacity = network.ns_per_byte, network.capacity
+        # A far peer has larger buffers: nobody gets less than about 4 kB/s.
+        rate, capacity = network.ns_per_byte, max(network.capacity, int(4 * delay_ns / MS))
         self.up = Pipe(world, delay_ns * world.between(1, 3), rate, capacity)
         self.down = Pipe(world, delay_ns * world.between(1, 3), rate, capacity)
         self.socket = SimSocket(self, network.next_number())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from syncer.layout import ISO, FragmentLayout, Layout
 from syncer.protocol import Msg
 from syncer.wire.encode import encode_data_hello, encode_hello, frame, frame_header
 from syncer.wire.hello import Hello
@@ -57,6 +58,12 @@ def openings(fleet: Any) -> dict[str, bytes]:
         "a DATA_HELLO of nobody": encode_data_hello(DataHello(hello.learner, hello.generation, 0)),
         "a short DATA_HELLO": frame(Msg.DATA_HELLO, bytes(3)),
     }
+    if fleet.config.fold == "exact":
+        found["a HELLO that cannot be merged"] = encode_hello(
+            hello._replace(layout=Layout((FragmentLayout(ISO, (4,), ((2, 2),)),))), fleet.key)
+    if fleet.strict_and_resumed:                  # ends the run
+        found["a HELLO in a strict run"] = encode_hello(
+            hello._replace(fingerprint=bytes(32), contract=bytes(32)), fleet.key)
     if fleet.model_is_fixed:                      # otherwise it would be what fixes it
         found["a HELLO of another session"] = encode_hello(
             hello._replace(fingerprint=bytes(32), contract=bytes(32)), fleet.key)

@@ -121,7 +121,8 @@ class SimWorkers:
         if self.failing:
             self.failing -= 1
             self.failed += 1
-            jobs = tuple(job._replace(run=_no_memory) for job in jobs)
+            jobs = tuple(job._replace(run=_no_memory, pair=job.pair and _no_memory)
+                         for job in jobs)
         early = self.world.chance(0.5)
         answers: list[tuple[Any, ...]] = []
         if early:                                 # computed at the beginning, or at the end
@@ -146,7 +147,7 @@ class SimWorkers:
             raise Killed
 
 
-def _no_memory() -> None:
+def _no_memory(*given: Any) -> None:
     raise MemoryError("no memory for a fragment buffer")
 
 
