@@ -13,7 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path.relative_to(ROOT) for path in (ROOT / "syncer").rglob("*.pyx"))
-pytestmark = pytest.mark.skipif(not SOURCES, reason="an installed package has no sources")
+pytestmark = [
+    pytest.mark.slow,  # a process per module
+    pytest.mark.skipif(not SOURCES, reason="an installed package has no sources"),
+]
 
 
 @pytest.fixture(scope="module")
