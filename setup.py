@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent.resolve()
 COMMON_FLAGS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall",
                 "-g0"]  # Python's own flags may ask for debug symbols: four times the size
 KERNEL_FLAGS = ["-O3", "-Wextra", "-fno-strict-aliasing"]
+MODULE_FLAGS = ["-O2", "-Wno-unused-function"]  # Cython writes converters that nothing may need
 KERNELS_MODULE = "syncer.kernels._native"
 
 # (file, extra flags) by target machine; "any" is compiled everywhere.

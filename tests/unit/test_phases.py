@@ -179,3 +179,10 @@ def test_a_cell_says_what_happens(phase, event, word):
         assert state(driver) != before
     else:
         assert actions != [] or state(driver) != before
+
+
+@pytest.mark.parametrize("learner", [2, 10**9])
+def test_a_learner_outside_of_the_roster_is_a_defect(learner):
+    driver = ToyDriver(toy_config(learners=2, total_steps=9), 1)
+    with pytest.raises(InvariantViolation, match=r"outside of 0\.\.1"):
+        driver.feed(0, ev.Hello(1, learner, 1, 1))

@@ -22,6 +22,8 @@ of training never counts as one long step; half of the estimate is the newest sa
 learner that has become fast is not waited for as a slow one for long. It is dropped at disconnect.
 """
 
+from syncer.errors import InvariantViolation
+
 
 cdef class Member:
     """One connection of a learner. Kept by a round's slot after it has gone (`connected` False)."""
@@ -78,9 +80,15 @@ cdef class Membership:
 
     # rule 2.1
     cdef Member admit(self, object learner, object generation):
-        """Register an accepted HELLO; it supersedes the current member without closing it."""
+        """Register an accepted HELLO; it supersedes the current member without closing it.
+
+        The wire has refused ids outside of the roster; one more look, since lists are not checked.
+        """
         cdef Member member = Member(learner, generation)
-        cdef Member old = self.current[member.learner]
+        cdef Member old
+        if not 0 <= member.learner < len(self.current):
+            raise InvariantViolation(f"{member!r} is outside of 0..{len(self.current) - 1}")
+        old = self.current[member.learner]
         if old is None:
             self.current_count += 1
         elif not old.held:

@@ -68,12 +68,12 @@ MEANING = {
 
 def phases() -> list[str]:
     """Names of the phases, in the order of the columns."""
-    return TABLE.split("\n")[1].split()
+    return TABLE.strip().split("\n")[0].split()
 
 
 def rows() -> dict[str, list[str]]:
     """Event name -> the words of its row."""
-    return {name: words for name, *words in map(str.split, TABLE.split("\n")[2:-1])}
+    return {name: words for name, *words in map(str.split, TABLE.strip().split("\n")[1:])}
 
 
 cdef int HANDLERS[7][15]
