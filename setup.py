@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.resolve()
 COMMON_FLAGS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall",
                 "-g0"]  # Python's own flags may ask for debug symbols: four times the size
 KERNEL_FLAGS = ["-O3", "-Wextra", "-fno-strict-aliasing"]
-MODULE_FLAGS = ["-O2", "-Wno-unused-function"]  # Cython writes converters that nothing may need
+MODULE_FLAGS = ["-Wno-unused-function"]  # Cython writes converters that nothing may need
 KERNELS_MODULE = "syncer.kernels._native"
 
 # (file, extra flags) by target machine; "any" is compiled everywhere.
@@ -110,7 +110,7 @@ def extensions() -> list:
         relative = source.relative_to(ROOT)
         name = ".".join(relative.with_suffix("").parts)
         modules.append(Extension(name, [str(relative)], include_dirs=["csrc"],
-                                 extra_compile_args=["-O0" if covered else "-O2"]))
+                                 extra_compile_args=["-O0" if covered else "-O2", *MODULE_FLAGS]))
     # Cython compares times, not directives: C made with other ones lives in another folder.
     made = f"build/cython-{key_of(Cython.__version__, sorted(directives().items()))}"
     return cythonize(modules, compiler_directives=directives(), build_dir=made, quiet=True)
