@@ -34,6 +34,9 @@ debug: $(VENV)/.test  ## build with Cython's checks on, in build/debug, and run 
 sim: $(VENV)/.built  ## simulate fleets with faults: make sim SEEDS=100000 SEED=0
 	SEEDS=$(SEEDS) SEED=$(SEED) .ci/sim $(BIN)/python
 
+sim-coverage: $(VENV)/.test  ## which lines of the server the simulated fleets reach; fails below 95 %
+	SEEDS=$(SEEDS) SEED=$(SEED) .ci/sim_coverage $(CURDIR)/$(BIN)/python
+
 kill-test: $(VENV)/.built  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
 	$(BIN)/python -m tests.e2e.killed --kills 200
 

@@ -102,7 +102,8 @@ class Ingest(Reports):
         elif kind == Msg.BUDGET_DONE:
             self.handle(events.BudgetDone(*who, messages.parse_budget_done(payload).steps))
         else:
-            raise RemoteProtocolError(f"unexpected message type {kind}")
+            # The limits of an admitted group let no other type through its reader.
+            raise RemoteProtocolError(f"unexpected message type {kind}")  # impossible: the limits
 
     def ended(self, group: Group, reason: str, refusal: str | None) -> None:
         """The sockets are gone; what they brought in full still counts, and is handed on first."""

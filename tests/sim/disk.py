@@ -30,7 +30,7 @@ DIRECTORY = "/simulated"
 PATH = f"{DIRECTORY}/checkpoint"
 FAILING = ("create", "write", "sync", "close", "link", "rename", "unlink", "set_mode",
            "free_bytes", "sync_directory", "full")
-FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink")
+FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink", "short", "short")
 NUMBERS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EOPNOTSUPP)
 BLOCK = 4096
 
@@ -124,10 +124,12 @@ class SimFiles(Files):
         self.fault_count = 0
         self.troubled = 0
         """Calls that have failed."""
+        self.may_garble = False
+        """What it reads is verified against digests, so one bit of it may be wrong."""
 
     def begin_resume(self) -> None:
         """A server starts again: what looking at its checkpoint will suffer."""
-        self._draw_fault(FAILING_AT_START)
+        self._draw_fault(FAILING_AT_START + ("garbled",) * (3 if self.may_garble else 0))
 
     def begin_work(self) -> None:
         """A save begins: how slow it is, and what it will suffer."""
@@ -246,19 +248,28 @@ class SimFiles(Files):
 
     def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
         self._call("read")
-        done = 0
+        done, inode, rng = 0, self.descriptors[descriptor], self.disk.world.rng
+        size = self._size(inode)
         for buffer in buffers:
             view = memoryview(buffer).cast("B")
-            data = self.descriptors[descriptor].cached[offset + done:offset + done + len(view)]
+            data = inode.cached[offset + done:min(size, offset + done + len(view))]
             view[:len(data)] = data
             done += len(data)
+            if self.fault == "garbled" and data:
+                view[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         return done
+
+    def _size(self, inode: Inode) -> int:
+        """As it seems to be."""
+        if self.fault == "short":
+            return len(inode.cached) * self.fault_count // 4
+        return len(inode.cached)
 
     def status(self, file: str | int) -> os.stat_result:
         self._call("status")
         inode = self.descriptors[file] if isinstance(file, int) else self._inode(file)
         return os.stat_result((stat.S_IFREG | inode.mode, 0, 0, 1, inode.owner, inode.owner,
-                               len(inode.cached), 0, 0, 0))
+                               self._size(inode), 0, 0, 0))
 
     def exists(self, path: str) -> bool:
         self._call("exists")

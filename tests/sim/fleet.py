@@ -15,8 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from syncer.config import Config
+from syncer.core.run import tape_keys
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
+from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.server import door, farewell, ingest
 from syncer.server.system import BindError
 from syncer.wire import encode
@@ -38,6 +40,9 @@ SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "f
 FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
           "full_tape", "second_server", "chown")
 REAL_LIMITS = door.STRANGERS_MAX, door.STRANGER_BYTES_MAX, farewell.FAREWELLS_MAX
+LARGE = Layout((FragmentLayout(AVG, (2_300_000, 20_000, 7)),))
+LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0.01,
+                  "chunk_bytes": 4 << 20, "inline_elements": 131_072, "duplicate": 0}
 RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
 be written, learners that did not come, a signal."""
@@ -63,12 +68,17 @@ class Fleet:
         self.key = self.config.key_bytes
         self.dtype = rng.choice([1, 2, 3])
         self.layout = draw_layout(rng, self.config)
+        self.large = config is None and rng.random() < 0.007
+        if self.large:                            # pieces and turns of real size
+            self.config = replace(self.config, total_steps=3)
+            self.layout = LARGE
         self.fingerprint = bytes(rng.randrange(256) for _ in range(32))
         pinned = self.config.expected_island_contract
         self.contract = self.fingerprint if pinned is None else rl_contract(
             self.fingerprint, pinned)
         self.group = rng.choice([None, None, "a group", "eine\nGruppe\x1b[0m"])
-        self.settings = draw_settings(world, self.config) | (settings or {})
+        self.settings = draw_settings(world, self.config) | (settings or {}) | (
+            LARGE_SETTINGS if self.large else {})
         self.network = Network(world, self.settings["ns_per_byte"], self.settings["capacity"],
                                self.settings["spurious"])
         weights = {fault: rng.choice([0, 0, 0, 0, 1, 3]) for fault in FAULTS}
@@ -78,7 +88,7 @@ class Fleet:
         if faults is not None:
             self.faults = faults
         self.fault_gap_ns = world.between(50, 5000) * MS
-        self.faults_end_ns = int(world.between(1, 60) * SECOND)
+        self.faults_end_ns = int(world.between(1, 4 if self.large else 60) * SECOND)
         self.marks: set[str] = set()
         self.disk = Disk(world, world.between(1, 5000))
         if self.config.checkpoint_path or self.config.final_state:
@@ -90,6 +100,7 @@ class Fleet:
         self.lines = LogLines(rng.random() < 0.3)
         self.history = History(self.config, self.layout, seed)
         self.other_history = False
+        self.more_steps = rng.choice([0, 0, 0, 3]) if self.saves and not config else 0
         self.lost_records = False
         self.profile = self.draw_profile()
         self.server: SimServer = self.start(self.config)
@@ -149,6 +160,8 @@ class Fleet:
         system = SimSystem(self.world, self.network, self.disk, self.settings["work_ms"])
         system.tape, system.lines = self.tape, self.lines
         if config.resume and not faultless:
+            system.files.may_garble = (config.checkpoint_format == "safetensors"
+                                       and not config.no_verify)
             system.files.begin_resume()
         return SimServer(self.world, config, system, witness, self.settings["turn_ns"])
 
@@ -162,6 +175,7 @@ class Fleet:
             self.replace_server()
 
     def replace_server(self) -> None:
+        self.server.replaced = True
         self.world.after(self.world.between(10, 5000) * MS, self.resume)
 
     def resume(self) -> None:
@@ -343,7 +357,8 @@ class Fleet:
         """Has the run ended? A server that ended for a reason that passes is started again."""
         server = self.server
         if server.crashed:
-            return server.status == 0 and "learner budget" not in server.exit_text
+            return (server.status == 0 and not server.replaced
+                    and "learner budget" not in server.exit_text)
         if not server.over:
             return False
         text = server.exit_text
@@ -356,7 +371,22 @@ class Fleet:
         elif passes:
             server.crashed = True
             self.replace_server()
+        elif server.status == 0 and self.more_steps:
+            self.go_on()
         return not server.crashed
+
+    def go_on(self) -> None:
+        """Somebody wants more steps after the end: everything is started again, on its file."""
+        self.marks.add("went on after the end")
+        self.config = replace(self.config, total_steps=self.config.total_steps + self.more_steps)
+        self.history.config = self.config
+        self.more_steps = 0
+        self.faults_end_ns = max(self.faults_end_ns, self.world.now_ns)
+        self.server.crashed = True
+        for learner in self.learners:
+            learner.done = False
+            learner.restart()
+        self.replace_server()
 
     def second_process(self) -> None:
         """What follows a budget run: its checkpoint goes on for some steps, without a budget.
@@ -415,6 +445,8 @@ class Fleet:
             return
         merges = [record for record in self.records() if "responders" in record]
         told = {record["step"]: record for record in merges}
+        misfits = [why for record in self.records() if (why := tape_keys.misfit(record))]
+        assert not misfits, misfits
         assert [record["step"] for record in merges] == sorted(told), "a step is told twice"
         owing = self.lost_records or self.lost_processes
         for merge in self.history.merges:

@@ -167,6 +167,13 @@ class Witness:
         except AssertionError as error:
             raise Broken(*error.args) from error
 
+    def forget(self) -> None:
+        """Let go of every payload: the process has ended."""
+        del self.watch, self.marks
+        self.values.clear()
+        self.merging.clear()
+        self.folds.clear()
+
     def bounds(self) -> None:
         """No queue grows with the length of the run."""
         scheduler = self.scheduler
@@ -198,7 +205,8 @@ class Witness:
         parts = self.folds.pop(action.step, None)
         if parts is None:
             parts = [(c, self.values_of(c.payload)) for c in action.contributions]
-        self.merging[action.step] = Merge(action.step, action.fragment, parts)
+        self.merging[action.step] = Merge(
+            action.step, action.fragment, [(c._replace(payload=None), v) for c, v in parts])
 
     def on_pull(self, action: act.Pull) -> None:
         for learner, _ in action.members:

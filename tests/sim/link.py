@@ -50,7 +50,7 @@ class Link:
 
     def tensor(self, message: TensorMessage) -> None:
         """A tensor message: as the library stripes it, or cut anywhere."""
-        if self.world.chance(0.5):
+        if self.world.chance(0.5) or len(message.body) > 1 << 20:
             for stream, pieces in self.connection.stripe(message):
                 self.wires[stream].write(b"".join(bytes(piece) for piece in pieces))
         else:

@@ -34,7 +34,7 @@ REQUIRED = frozenset({
     "ended with status 143", "rolled back", "resumed at a step that nobody had seen",
     "resumed at the end", "learner-budget cutoff checkpoint written", "second process of a budget",
     "ended with status 1", "ended with status 4", "ended with status 6", "saved failure",
-    "not resumed", "not resumed with other settings", "nothing to resume",
+    "went on after the end", "not resumed", "not resumed with other settings", "nothing to resume",
     # who comes to the door, and what happens to the process
     *(f"stranger: {kind}" for kind in (
         "silence", "half a HELLO", "rubbish", "a huge frame", "a message out of place",

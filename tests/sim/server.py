@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from syncer.config import Config
+from syncer.merge.optimizers import OPTIMIZERS
 from syncer.server.log import Log
 from syncer.server.service import Server
 from tests.sim.clock import World
@@ -31,6 +32,8 @@ class SimServer:
         self.world, self.config, self.system, self.witness = world, config, system, witness
         self.turn_ns = turn_ns
         self.crashed = False
+        self.replaced = False
+        """There will be, or is, another process."""
         self.over = False
         self.stirred = False
         self.turning = False
@@ -159,4 +162,20 @@ class SimServer:
         assert not active, f"{len(active)} timers are armed"
         assert not system.files.descriptors, "files are open"
         assert not system.disk.locks, "the checkpoint is locked"
-        assert not system.the_workers.queue.jobs
+        assert not system.the_workers.queue.jobs, "jobs are waiting"
+        if self.status == 0:
+            self.witness.forget()
+            self.check_memory()
+
+    def check_memory(self) -> None:
+        """What payloads, merges and messages took is back to what the state itself needs."""
+        session = self.server.session
+        if session is None:
+            return
+        store, fragments = session.merging.store, len(session.hello.layout.fragments)
+        # Initial values stay where they were decoded; what the end found on a worker goes with it.
+        kept = sum(not store.current(f).version for f in range(fragments))
+        kept += 2 * self.system.the_workers.left_over
+        assert session.pool.live <= kept, f"{session.pool.live} payloads live, not {kept}"
+        arrays = 1 + len(OPTIMIZERS[self.config.outer_optimizer].state)
+        assert store.live_buffers <= fragments * arrays, f"{store.live_buffers} arrays live"

@@ -106,6 +106,8 @@ class SimWorkers:
         self.failing = 0
         self.failed = 0
         self.dead = False
+        self.left_over = 0
+        """Jobs that had not answered when the end came."""
 
     def submit(self, job: Job) -> None:
         self.queue.put(job)
@@ -141,6 +143,7 @@ class SimWorkers:
         self._take()
 
     def close(self) -> None:
+        self.left_over = len(self.queue.jobs) + self.count - self.idle
         self.queue.clear()
         self.world.wait(lambda: self.idle == self.count or self.dead)
         if self.dead:
