@@ -38,10 +38,9 @@ class Strand:
         try:
             if not self.killed:
                 self.work()
-        except Killed:
-            pass
         except BaseException as error:
-            self.error = error
+            if not self.killed:
+                self.error = error
         self.over = True
         self.back.release()
 
@@ -63,6 +62,11 @@ class Strand:
         """On the strand: let time pass."""
         if not self.killed:
             self.world.after(delay_ns, self.resume)
+        self.park()
+
+    def park(self) -> None:
+        """On the strand: wait until somebody resumes it."""
+        if not self.killed:
             self.back.release()
             self.go.acquire()
         if self.killed:
@@ -72,7 +76,8 @@ class Strand:
         """In the world: whatever it does next does not happen."""
         if not self.over:
             self.killed = True
-            self.resume()
+            if threading.current_thread() is not self.thread:
+                self.resume()                     # otherwise it hears of it by itself
 
 
 class SimLane(Lane):

@@ -14,8 +14,8 @@ from syncer.merge.optimizers import OPTIMIZERS
 from syncer.server.log import Log
 from syncer.server.service import Server
 from tests.sim.clock import World
-from tests.sim.history import Witness
-from tests.sim.lane import Killed
+from tests.sim.history import Broken, Witness
+from tests.sim.lane import Killed, Strand
 from tests.sim.system import SimSystem
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -43,9 +43,16 @@ class SimServer:
                   now=lambda: EPOCH + timedelta(microseconds=world.now_ns // 1000))
         self.server = Server(config, log, system, watch=witness)
         self.loop: Any = system.the_loop
-        self.life = self.server.life()
         self.loop.stir = self.stir
-        self.wait_until(self.loop.due_ns(next(self.life)))
+        self.life = self.server.life()
+        self.strand: Strand | None = None
+        """Of a process that runs `Server.run` itself, instead of having its turns made here."""
+        if world.chance(0.1):
+            self.loop.sleep = self.sleep
+            self.strand = Strand(world, self.run, lambda: None)
+            self.turn()
+        else:
+            self.wait_until(self.loop.due_ns(next(self.life)))
 
     @property
     def scheduler(self) -> Any:
@@ -85,15 +92,31 @@ class SimServer:
             return
         self.turning = True
         try:
-            self.wait_until(self.loop.due_ns(self.next_deadline()))
+            if self.strand is None:
+                self.wait_until(self.loop.due_ns(self.next_deadline()))
+            else:
+                self.strand.resume()
         except StopIteration:
             self.over = True
-            self.check_closed()
         except Killed:
             if not self.crashed:
                 raise
         finally:
             self.turning = False
+        if self.over:
+            self.check_closed()
+
+    def run(self) -> None:
+        """On a strand: `Server.run` itself, which sleeps in `SimLoop.poll`."""
+        try:
+            self.server.run()
+        except Exception as error:
+            raise Broken(f"{type(error).__name__}: {error}") from error
+        self.over = True
+
+    def sleep(self, due_ns: int | None) -> None:
+        self.wait_until(due_ns)
+        self.strand.park()
 
     def next_deadline(self) -> int | None:
         loop = self.loop
@@ -125,6 +148,8 @@ class SimServer:
         the peers."""
         self.crashed = True
         self.system.kill()
+        if self.strand is not None:
+            self.strand.kill()
         listener = self.system.listener
         for sock in listener.accepted:
             if not sock.closed:

@@ -31,6 +31,8 @@ class SimLoop(Loop):
         super().__init__()
         self.world = world
         self.stir: Callable[[], None] = lambda: None
+        self.sleep: Callable[[int | None], None] = lambda due_ns: None
+        """Of a server that runs by itself: returns when a turn is due."""
         self.waiting: dict[Any, tuple[int, Handler]] = {}
         self.hot: dict[Any, None] = {}
         """Sockets that may be ready, in the order in which that became known."""
@@ -91,6 +93,12 @@ class SimLoop(Loop):
                 return self.world.now_ns
             del self.hot[sock]
         return super().due_ns(deadline_ns)
+
+    def poll(self, deadline_ns: int | None = None) -> None:
+        """As `SelectorLoop.poll`."""
+        self.sleep(self.due_ns(deadline_ns))
+        self.woken()
+        self.turn(self.ready())
 
     def close(self) -> None:
         self.closed = True

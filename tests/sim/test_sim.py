@@ -48,7 +48,7 @@ def test_rare_paths_are_reached():
     assert marks >= RARE_PATHS, f"never happened: {sorted(RARE_PATHS - marks)}"
 
 
-@pytest.mark.parametrize("seed", [3, 52])
+@pytest.mark.parametrize("seed", [3, 8, 52])
 def test_a_seed_is_one_run(seed):
     """Nothing but the seed decides: times, log, tape and final bits are equal."""
     def outcome():
