@@ -16,6 +16,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 PARTS = {
     "flags": "syncer.flags:markdown_table",
+    "flag-needs": "syncer.flags:needs_table",
     "profile-hash": "syncer.flags:profile_table",
     "exit-statuses": "syncer.exits:markdown_table",
     "wire-constants": "syncer.wire.describe:constants_table",

@@ -60,7 +60,7 @@ def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Config:
         raise ConfigError(f"{' and '.join(missing)} {verb} missing; for example: --learners 2 "
                           "--total-steps 100")
     try:
-        config = Config(**values)
+        config = Config(**values, given=frozenset(values))
         check_paths(config)
     except ConfigError as error:
         named = [f"{flag(n)} is set {where}" for n, where in origins.items()
@@ -195,6 +195,16 @@ def markdown_table() -> str:
         shown = f"{flag(option.name)} {value}".strip().replace("|", "\\|")
         default = default_text(option).removeprefix("default: ")
         rows.append(f"| `{shown}` | {default} | {option.help} |")
+    return "\n".join(rows) + "\n"
+
+
+def needs_table() -> str:
+    """What each setting has no effect without, for the docs."""
+    rows = ["| setting | has no effect without | then |", "|---|---|---|"]
+    for option in OPTIONS:
+        for need in option.needs:
+            shown = f"{flag(option.name)} {'' if option.idle == '' else option.default}".strip()
+            rows.append(f"| `{shown}` | {need} | {'refused' if need.refused else 'WARN'} |")
     return "\n".join(rows) + "\n"
 
 

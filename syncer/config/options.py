@@ -26,22 +26,24 @@ def flag(name: str) -> str:
 
 
 class Need(NamedTuple):
-    """A setting without which another one has no effect: it is on, or has one of these values."""
+    """What a setting has no effect without: another one that is on, or has one of these values."""
 
     name: str
     values: tuple[str, ...] = ()
+    off: bool = False
+    """It is the other way round: the other setting replaces this one, so it must be off."""
+    refused: bool = False
+    """A file is asked for and this says where: there is no run without it."""
     words: str = ""
-    """How a refusal names it, if not as flag and value."""
+    """How it is named, if not as flag and value."""
 
     def holds(self, config: object) -> bool:
         """Whether this configuration has it."""
         value = getattr(config, self.name)
-        if self.values:
-            return value in self.values
-        return value is not None and value is not False
+        return value in self.values if self.values else bool(value) != self.off
 
     def __str__(self) -> str:
-        return self.words or " ".join([flag(self.name), *self.values])
+        return self.words or "no " * self.off + " ".join([flag(self.name), *self.values])
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,10 @@ class Option(Generic[T_co]):
     """Name of its value in `--help`; a switch has none, a choice shows its names instead."""
     unset: str = ""
     """What holds when nothing is given, where the default does not say it."""
-    needs: Need | None = None
-    """It has no effect without this one, and is refused then unless it has its default."""
+    needs: tuple[Need, ...] = ()
+    """It has no effect without each of these: whoever sets it then is told so, or refused."""
+    idle: str = ""
+    """Its value that asks for nothing, beside off: this one is never without effect."""
     hashed: At | Literal["by name"] | None = None
     """Its place in the profile hash; "by name": of a later feature, there if not the default. None
     where it changes neither what is merged nor when."""
@@ -82,10 +86,13 @@ class Option(Generic[T_co]):
         if value is not None or self.default is not None:
             self.values.check(flag(self.name), value)
 
-    def without_effect(self, config: object) -> bool:
-        """Whether this configuration sets it although what it needs is not there."""
-        return (self.needs is not None and not self.needs.holds(config)
-                and getattr(config, self.name) != self.default)
+    def lacks(self, config: object) -> Need | None:
+        """What this configuration has not, so that the value it has here is without effect."""
+        need = next((need for need in self.needs if not need.holds(config)), None)
+        if need is None:
+            return None
+        value = getattr(config, self.name)
+        return None if value is None or value is False or value == self.idle else need
 
 
 @overload
@@ -102,9 +109,9 @@ def setting(*, default: Any = MISSING, default_factory: Any = MISSING, row: Any)
     return field(default=default, metadata=about, repr=shown)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting,))
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(setting, field))
 def settings(table: type[T]) -> type[T]:
-    """Makes a class whose fields are rows a frozen dataclass."""
+    """Makes a class whose fields are rows, or say something of them, a frozen dataclass."""
     return dataclass(frozen=True, kw_only=True)(table)
 
 
@@ -113,4 +120,4 @@ def rows_of(table: type[Any]) -> tuple[Option[Any], ...]:
     return tuple(
         replace(f.metadata["row"], name=f.name,
                 default=NO_DEFAULT if f.default is MISSING else f.default)
-        for f in fields(table))
+        for f in fields(table) if "row" in f.metadata)

@@ -1,6 +1,7 @@
 """What values may not be together: each function is one rule, and says how it is broken, or None.
 
-Must not look at one value alone: what a flag may be stands in its row.
+A setting without effect breaks none of them. Must not look at one value alone: what a flag may be
+stands in its row.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Rule = Callable[["Config"], str | None]
 
 
 def capacities_are_of_learners(config: Config) -> str | None:
+    if config.quorum_capacity is None:
+        return None
     seen = set()
     for learner, _ in config.learner_capacity:
         if not 0 <= learner < config.learners or learner in seen:
@@ -29,24 +32,26 @@ def capacities_are_of_learners(config: Config) -> str | None:
     return None
 
 
-def nothing_is_without_effect(config: Config) -> str | None:
-    """A setting that another one makes meaningless is refused, not ignored."""
+def a_file_has_a_place(config: Config) -> str | None:
+    """Whoever asks for a file means to have it; any other setting without effect is only said."""
     for option in config.rows():
-        if option.without_effect(config):
-            return (f"{flag(option.name)} has no effect without {option.needs}: give both or "
-                    "neither")
+        need = option.lacks(config)
+        if need is not None and need.refused:
+            return f"{flag(option.name)} has no effect without {need}: give both or neither"
     return None
 
 
 def the_quorum_can_be_reached(config: Config) -> str | None:
-    if config.quorum > config.learners:
+    if config.quorum_capacity is None and config.quorum > config.learners:
         return (f"--quorum {config.quorum} can never be reached by --learners {config.learners}: "
                 f"give a quorum between 1 and {config.learners}")
     return None
 
 
 def counts_can_be_reached(config: Config) -> str | None:
-    for name, count in ("start_learners", config.start_learners), ("q_min", config.q_min):
+    by_capacity = config.quorum_capacity is not None
+    for name, count in (("start_learners", config.start_learners),
+                        ("q_min", config.q_min if by_capacity else None)):
         if count is not None and count > config.learners:
             return f"{flag(name)} {count} can never be reached by --learners {config.learners}"
     return None
@@ -66,7 +71,8 @@ def a_fixed_roster_waits_for_everybody(config: Config) -> str | None:
 
 
 def the_activation_fits_the_period(config: Config) -> str | None:
-    if not activation_fits(config.dn_activation, config.dn_period):
+    if (config.outer_optimizer == "delayed-nesterov"
+            and not activation_fits(config.dn_activation, config.dn_period)):
         return (f"--dn-activation {config.dn_activation} is too large for --dn-period "
                 f"{config.dn_period}: give at most 1/{config.dn_period}")
     return None
@@ -135,14 +141,15 @@ def a_budget_run_is_a_beginning(config: Config) -> str | None:
 
 
 def yeto_holds_nesterov_only(config: Config) -> str | None:
-    if config.checkpoint_format == "yeto-v3" and config.outer_optimizer != "nesterov":
+    if (config.checkpoint_path is not None and config.checkpoint_format == "yeto-v3"
+            and config.outer_optimizer != "nesterov"):
         return ("--checkpoint-format yeto-v3 cannot hold the state of --outer-optimizer "
                 f"{config.outer_optimizer}: use --checkpoint-format safetensors")
     return None
 
 
 RULES: tuple[Rule, ...] = (
-    capacities_are_of_learners, nothing_is_without_effect, the_quorum_can_be_reached,
+    capacities_are_of_learners, a_file_has_a_place, the_quorum_can_be_reached,
     counts_can_be_reached, a_fixed_roster_waits_for_everybody, the_activation_fits_the_period,
     an_open_host_needs_a_key, comparing_pushes_needs_a_batch, an_exact_fold_is_fixed_for_the_round,
     outliers_leave_a_value, every_step_is_saved_in_the_foreground, a_budget_run_is_a_beginning,

@@ -8,9 +8,10 @@ not be together with is a rule of rules.py. Must not know where values come from
 from __future__ import annotations
 
 import os
+from dataclasses import field
 from typing import Any, Literal, get_args
 
-from syncer.config.options import Need, Option, rows_of, setting, settings
+from syncer.config.options import Need, Option, flag, rows_of, setting, settings
 from syncer.config.profile import (
     At,
     equals,
@@ -76,9 +77,10 @@ MOMENTUM = Need("outer_optimizer", ("nesterov", "delayed-nesterov"),
                 words="an --outer-optimizer with momentum")
 DELAYED = Need("outer_optimizer", ("delayed-nesterov",))
 CARRY = Need("late_carry")
-CAPACITY = Need("quorum_capacity")
-CHECKPOINT = Need("checkpoint_path")
-RESUME = Need("resume")
+CAPACITY, COUNT = Need("quorum_capacity"), Need("quorum_capacity", off=True)
+GRACE = Need("grace_ms", words="--grace-ms above 0")
+CHECKPOINT, PLACE = Need("checkpoint_path"), Need("checkpoint_path", refused=True)
+RESUME, TAPE, NO_KEY = Need("resume"), Need("event_tape"), Need("island_hmac_key", off=True)
 
 
 def available_cores() -> int:
@@ -111,35 +113,37 @@ class Config:
     checkpoint_every: int = setting(default=8, row=Option(
         "checkpoint", Whole(1),
         "save every N steps; 1: every step is durable before a learner sees it", metavar="N",
-        hashed=At(17, u64)))
+        needs=(CHECKPOINT,), hashed=At(17, u64)))
     checkpoint_format: CheckpointFormat = setting(default="safetensors", row=Option(
         "checkpoint", CHECKPOINT_FORMAT,
-        "format of the file; yeto-v3 has no digests and holds nesterov only", needs=CHECKPOINT))
+        "format of the file; yeto-v3 has no digests and holds nesterov only",
+        needs=(CHECKPOINT,)))
     background_checkpoint: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "write periodic checkpoints while rounds go on; needs N of 2 or more",
-        needs=CHECKPOINT))
+        needs=(PLACE,)))
     resume: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "continue from the file of --checkpoint-path, of either format",
         hashed=At(18, on)))
     no_verify: bool = setting(default=False, row=Option(
-        "checkpoint", SWITCH, "resume without comparing the digests of the tensors", needs=RESUME))
+        "checkpoint", SWITCH, "resume without comparing the digests of the tensors",
+        needs=(RESUME,)))
     mark_final_checkpoint: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "write FILE.final beside the checkpoint of a finished run",
-        needs=CHECKPOINT, hashed=At(19, on)))
+        needs=(PLACE,), hashed=At(19, on)))
     checkpoint_keep: int = setting(default=0, row=Option(
         "checkpoint", Whole(0, 10**6),
         "keep the newest N checkpoints as FILE.step-<t> too, as hard links", metavar="N",
-        needs=CHECKPOINT))
+        needs=(CHECKPOINT,)))
     checkpoint_retries: int = setting(default=1, row=Option(
         "checkpoint", Whole(0, 1000), "errors of one save that may pass by and are tried again",
-        metavar="N", needs=CHECKPOINT))
+        metavar="N", needs=(CHECKPOINT,)))
     checkpoint_direct: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "write past the page cache, where the file system can",
-        needs=CHECKPOINT))
+        needs=(CHECKPOINT,)))
     learner_budget_steps: int | None = setting(default=None, row=Option(
         "checkpoint", Whole(1, U32),
         "for benchmarks: when every learner has taken B steps, write an unmarked checkpoint and "
-        "end", metavar="B", unset="off", needs=CHECKPOINT, hashed=At(20, optional_u64)))
+        "end", metavar="B", unset="off", needs=(PLACE,), hashed=At(20, optional_u64)))
     event_tape: str | None = setting(default=None, row=Option(
         "run", OutputFile(), "append one JSON line per merge and event to this file",
         metavar="FILE", unset="not written"))
@@ -158,7 +162,7 @@ class Config:
         variables=KEY_VARIABLES, secret=True))
     allow_unauthenticated: bool = setting(default=False, row=Option(
         "network", SWITCH, "listen beyond this machine without a key",
-        spellings=("--allow-unauthenticated-islands",),
+        needs=(NO_KEY,), spellings=("--allow-unauthenticated-islands",),
         variables=("YETO_SYNCER_ALLOW_UNAUTHENTICATED",)))
     expected_island_contract: bytes | None = setting(default=None, row=Option(
         "network", Digest(), "accept only learners bound to this 32-byte backend identity",
@@ -173,18 +177,18 @@ class Config:
     # -------------------------------------------------------------------------------------- rounds
     quorum: int = setting(default=1, row=Option(
         "rounds", Whole(1, U32), "pushes that make a round mergeable", metavar="K",
-        hashed=At(2, u32)))
+        needs=(COUNT,), hashed=At(2, u32)))
     grace_ms: int = setting(default=1000, row=Option(
         "rounds", Whole(0, MILLISECONDS_MAX),
         "longest wait for late pushes after the quorum, milliseconds", metavar="MS",
         hashed=At(3, u64)))
     grace_gamma: float = setting(default=0.8, row=Option(
         "rounds", Real(0.0, 1.0), "share of the estimated spare time used as grace, 0 to 1",
-        metavar="G", hashed=At(4, f64)))
+        metavar="G", needs=(GRACE,), hashed=At(4, f64)))
     grace_tau: float = setting(default=2.0, row=Option(
         "rounds", Real(0.0, SECONDS_MAX),
         "local steps of the slowest learner that a round may take before grace ends", metavar="X",
-        hashed=At(5, f64)))
+        needs=(GRACE,), hashed=At(5, f64)))
     pipeline: int = setting(default=2, row=Option(
         "rounds", Whole(0, U32), "rounds in flight at once, each of another fragment", metavar="N",
         hashed=At(6, u32)))
@@ -205,14 +209,14 @@ class Config:
         metavar="THETA", unset="count quorum", hashed="by name"))
     q_min: int = setting(default=1, row=Option(
         "rounds", Whole(1, U32), "capacity quorum: least number of pushes", metavar="N",
-        needs=CAPACITY, hashed="by name"))
+        needs=(CAPACITY,), hashed="by name"))
     learner_capacity: tuple[tuple[int, float], ...] = setting(default=(), row=Option(
         "rounds", PerLearner(Real(1e-6, 1e6)), "capacity quorum: capacities of learners",
-        metavar="ID=X,...", unset="1 each", needs=CAPACITY, hashed="by name"))
+        metavar="ID=X,...", unset="1 each", needs=(CAPACITY,), hashed="by name"))
     soft_deadline_s: float | None = setting(default=None, row=Option(
         "rounds", Real(1e-3, SECONDS_MAX),
         "capacity quorum: seconds after launch when a round closes with --q-min pushes",
-        metavar="S", unset="never", needs=CAPACITY, hashed="by name"))
+        metavar="S", unset="never", needs=(CAPACITY,), hashed="by name"))
     late_carry: bool = setting(default=False, row=Option(
         "rounds", SWITCH,
         "a push that came too late joins its fragment's next round, at a discount",
@@ -220,13 +224,13 @@ class Config:
     carry_gamma: float = setting(default=0.5, row=Option(
         "rounds", Real(0.0, 1.0),
         "late carry: weight factor per version the push is behind, 0 to 1", metavar="G",
-        needs=CARRY, hashed="by name"))
+        needs=(CARRY,), hashed="by name"))
     max_carry_lag: int = setting(default=2, row=Option(
         "rounds", Whole(0, U32), "late carry: versions a push may be behind", metavar="V",
-        needs=CARRY, hashed="by name"))
+        needs=(CARRY,), hashed="by name"))
     carry_answers_round: bool = setting(default=False, row=Option(
-        "rounds", SWITCH, "late carry: it counts as the learner's answer for quorum", needs=CARRY,
-        hashed="by name"))
+        "rounds", SWITCH, "late carry: it counts as the learner's answer for quorum",
+        needs=(CARRY,), hashed="by name"))
     start_learners: int | None = setting(default=None, row=Option(
         "rounds", Whole(1, U32), "learners that must be there before training starts", metavar="N",
         unset="all", hashed="by name"))
@@ -250,40 +254,40 @@ class Config:
     delta_correction: DeltaCorrection = setting(default="heloco", row=Option(
         "merge", DELTA_CORRECTION,
         "correction of pushes against the momentum before the merge; without effect with sgd, "
-        "which keeps no momentum", hashed=At(9, equals("heloco"))))
+        "which keeps no momentum", needs=(MOMENTUM,), idle="none", hashed=At(9, equals("heloco"))))
     heloco_c_ok: float = setting(default=PUBLISHED.c_ok, row=Option(
         "merge", HELOCO["c_ok"],
         "HeLoCo: cosine with the momentum from which a delta is left alone, -1 to 1", metavar="C",
-        needs=CORRECTION, hashed="by name"))
+        needs=(CORRECTION, MOMENTUM), hashed="by name"))
     heloco_k_s: float = setting(default=PUBLISHED.k_s, row=Option(
         "merge", HELOCO["k_s"], "HeLoCo: strength of shrinking an opposing delta", metavar="K",
-        needs=CORRECTION, hashed="by name"))
+        needs=(CORRECTION, MOMENTUM), hashed="by name"))
     heloco_k_d: float = setting(default=PUBLISHED.k_d, row=Option(
         "merge", HELOCO["k_d"], "HeLoCo: strength of rotating towards the momentum", metavar="K",
-        needs=CORRECTION, hashed="by name"))
+        needs=(CORRECTION, MOMENTUM), hashed="by name"))
     heloco_beta_max: float = setting(default=PUBLISHED.beta_max, row=Option(
         "merge", HELOCO["beta_max"], "HeLoCo: most of the opposing part that is taken away, 0 to 1",
-        metavar="B", needs=CORRECTION, hashed="by name"))
+        metavar="B", needs=(CORRECTION, MOMENTUM), hashed="by name"))
     heloco_kappa: float = setting(default=PUBLISHED.kappa, row=Option(
         "merge", HELOCO["kappa"], "HeLoCo: how much a long momentum weakens the correction",
-        metavar="K", needs=CORRECTION, hashed="by name"))
+        metavar="K", needs=(CORRECTION, MOMENTUM), hashed="by name"))
     heloco_eps: float = setting(default=PUBLISHED.eps, row=Option(
         "merge", HELOCO["eps"], "HeLoCo: norm below which a vector has no direction", metavar="E",
-        needs=CORRECTION, hashed="by name"))
+        needs=(CORRECTION, MOMENTUM), hashed="by name"))
     outer_optimizer: OuterOptimizer = setting(default="nesterov", row=Option(
         "merge", OUTER_OPTIMIZER, "outer optimizer", hashed="by name"))
     outer_lr: float = setting(default=OUTER.lr, row=Option(
         "merge", Single(), "learning rate of the outer step", metavar="LR", hashed=At(14, f32)))
     outer_momentum: float = setting(default=OUTER.momentum, row=Option(
         "merge", Single(below=1.0), "momentum of the outer step, 0 <= MU < 1; sgd has none",
-        metavar="MU", needs=MOMENTUM, hashed=At(15, f32)))
+        metavar="MU", needs=(MOMENTUM,), hashed=At(15, f32)))
     dn_period: int = setting(default=OUTER.dn_period, row=Option(
         "merge", DN_PERIOD, "delayed-nesterov: merges of a fragment between two momentum updates",
-        metavar="N", needs=DELAYED, hashed="by name"))
+        metavar="N", needs=(DELAYED,), hashed="by name"))
     dn_activation: float = setting(default=OUTER.dn_activation, row=Option(
         "merge", DN_ACTIVATION,
         "delayed-nesterov: share of the momentum applied at every merge, 0 to 1/N", metavar="C",
-        needs=DELAYED, hashed="by name"))
+        needs=(DELAYED,), hashed="by name"))
     fold: FoldKind = setting(default="batch", row=Option(
         "merge", FOLD,
         "batch keeps pushes until the round closes; exact (same bits, every learner) and "
@@ -296,7 +300,8 @@ class Config:
         "avg fragments: element-wise median, or mean without the F lowest and highest",
         metavar="median|trimmed-mean:F", unset="weighted mean", hashed="by name"))
     merge_stats: bool = setting(default=False, row=Option(
-        "merge", SWITCH, "add numbers that explain each merge to its record on the event tape"))
+        "merge", SWITCH, "add numbers that explain each merge to its record on the event tape",
+        needs=(TAPE,)))
     merge_threads: int = setting(default_factory=available_cores, row=Option(
         "merge", Whole(1, MERGE_THREADS_MAX),
         "threads of one merge, 1 to 32; the bits are the same for every N", metavar="N",
@@ -305,6 +310,10 @@ class Config:
         "log", LOG_LEVEL, "least severe level that is logged"))
     log_format: LogFormat = setting(default="text", row=Option(
         "log", LOG_FORMAT, "lines for people or JSON objects"))
+
+    given: frozenset[str] | None = field(default=None, compare=False, repr=False)
+    """Names of the settings that somebody gave, also with their default; None: those that have
+    another value."""
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
@@ -330,6 +339,17 @@ class Config:
         """Seconds to wait for FINAL_ACKs: the quorum timeout unless given."""
         given = self.final_ack_timeout_s
         return self.quorum_timeout_s if given is None else given
+
+    @property
+    def without_effect(self) -> tuple[tuple[str, str], ...]:
+        """Of every setting that was given and has no effect: its flag, and what it needs."""
+        return tuple((flag(option.name), str(need)) for option in OPTIONS
+                     if (need := option.lacks(self)) is not None and self._was_given(option))
+
+    def _was_given(self, option: Option[Any]) -> bool:
+        if self.given is not None:
+            return option.name in self.given
+        return bool(getattr(self, option.name) != option.default)
 
     @property
     def least_pushes(self) -> int:

@@ -75,7 +75,7 @@ def optimizer(name: str, constants: OuterConstants) -> Optimizer:
     period, activation = constants.dn_period, constants.dn_activation
     DN_PERIOD.check("period of delayed Nesterov", period)
     DN_ACTIVATION.check("activation of delayed Nesterov", activation)
-    if not activation_fits(activation, period):
+    if name == "delayed-nesterov" and not activation_fits(activation, period):
         raise ConfigError(f"activation of delayed Nesterov {activation} is too large for a period "
                           f"of {period}: give at most 1/{period}")
     return OPTIMIZERS[name]

@@ -160,6 +160,8 @@ class Server:
                       learners=config.learners, total_steps=config.total_steps,
                       fixed_roster=config.fixed_roster, authenticated=bool(config.key_bytes),
                       profile_hash=config.profile_hash.hex())
+        for setting, needs in config.without_effect:
+            self.log.warning("a setting has no effect", setting=setting, needs=needs)
         if config.host is None and not (config.key_bytes or config.allow_unauthenticated):
             self.log.info("only this machine can connect: no key is set (SYNCER_HMAC_KEY)")
 

@@ -11,7 +11,10 @@ import sys
 import numpy as np
 import pytest
 
+from syncer.config import OPTIONS
+from syncer.config.options import flag
 from syncer.errors import InvariantViolation
+from syncer.flags import read_config
 from syncer.merge import FragmentStore
 from syncer.protocol import Msg
 from syncer.server.system import Signals
@@ -25,6 +28,7 @@ from tests.e2e.scripted import (
     wait_until,
 )
 from tests.e2e.tape import records as tape_records
+from tests.unit.rows import another
 
 SMALL = layout_of((4,))
 ZEROS = np.zeros(4, np.float32)
@@ -74,6 +78,27 @@ def test_an_address_of_another_machine_is_status_3():
                         "192.0.2.1", "--allow-unauthenticated")
     assert result.returncode == 3
     assert "192.0.2.1:0" in one_sentence(result)
+
+
+@pytest.mark.parametrize("lacking", [
+    ["--outer-optimizer", "sgd", "--grace-ms", "0", "--island-hmac-key", "k"],
+    ["--delta-correction", "none", "--quorum-capacity", "0.5"]])
+def test_what_has_no_effect_is_a_warning_each(tmp_path, lacking):
+    """The whole table of settings that need others, in two command lines."""
+    idle = [option for option in OPTIONS if option.needs
+            and not any(need.refused for need in option.needs)
+            and flag(option.name) not in lacking]
+    words = [word for option in idle for word in (
+        [flag(option.name)] if option.default is False else
+        [flag(option.name), another(option)[0] if option.default in (None, ()) else
+         str(option.default)])]
+    given = read_config(["--learners", "4", "--total-steps", "1", *lacking, *words], {})
+    assert len(given.without_effect) > 15
+    with ServerProcess(tmp_path, *lacking, *words, learners=4) as server:
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 143
+        found = server.log.find("a setting has no effect", level="warning")
+        assert [(line["setting"], line["needs"]) for line in found] == list(given.without_effect)
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

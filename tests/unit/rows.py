@@ -81,15 +81,18 @@ def another(option):
 
 
 BY_NAME = {option.name: option for option in OPTIONS}
-ON = {"late_carry": True, "quorum_capacity": 0.5, "checkpoint_path": "c", "resume": True}
+ON = {"late_carry": True, "quorum_capacity": 0.5, "checkpoint_path": "c", "resume": True,
+      "grace_ms": 1000, "event_tape": "t", "island_hmac_key": "k"}
+OFF = {"delta_correction": "none", "outer_optimizer": "sgd", "grace_ms": 0}
+"""What takes the effect of settings that need these, where leaving them out does not."""
 
 
 def companions(option):
     """Settings that this one needs besides four learners, by name."""
     found = {"quorum": 3} if option.name == "robust" else {}
-    if option.needs is not None:
-        name, values, _ = option.needs
-        found[name] = values[0] if values else ON[name]
+    for need in option.needs:
+        if not need.off:
+            found[need.name] = need.values[0] if need.values else ON[need.name]
     return {name: value for name, value in found.items() if value != BY_NAME[name].default}
 
 

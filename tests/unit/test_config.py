@@ -170,11 +170,6 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
     (dict(outer_optimizer="adam"), "--outer-optimizer adam"),
     (dict(dn_period=0), "--dn-period 0"),
     (dict(outer_optimizer="delayed-nesterov", dn_activation=0.3), "give at most 1/4"),
-    (dict(dn_period=2), "--dn-period has no effect without --outer-optimizer delayed-nesterov"),
-    (dict(delta_correction="none", heloco_kappa=1.0), "--heloco-kappa has no effect without"),
-    (dict(outer_optimizer="sgd", outer_momentum=0.5), "--outer-momentum has no effect without"),
-    (dict(carry_answers_round=True), "--carry-answers-round has no effect without --late-carry"),
-    (dict(soft_deadline_s=1.0), "--soft-deadline-s has no effect without --quorum-capacity"),
     (dict(fold="lazy"), "--fold lazy"),
     (dict(clip_norm=0.0), "--clip-norm 0"),
     (dict(clip_norm="mean"), "--clip-norm mean"),
@@ -206,8 +201,6 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
     (dict(checkpoint_path="c", checkpoint_retries=-1), "--checkpoint-retries -1"),
     (dict(mark_final_checkpoint=True), "--mark-final-checkpoint has no effect without --c"),
     (dict(background_checkpoint=True), "--background-checkpoint has no effect without --c"),
-    (dict(checkpoint_keep=1), "--checkpoint-keep has no effect without --c"),
-    (dict(checkpoint_format="yeto-v3"), "--checkpoint-format has no effect without --c"),
     (dict(checkpoint_path="c", checkpoint_every=1, background_checkpoint=True),
      "--checkpoint-every 1"),
     (dict(checkpoint_path="c", checkpoint_format="yeto-v3", outer_optimizer="sgd"),
@@ -218,7 +211,6 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
      "--learner-budget-steps cannot be used with --resume"),
     (dict(checkpoint_path="c", learner_budget_steps=9, mark_final_checkpoint=True),
      "--learner-budget-steps cannot be used with --mark-final-checkpoint"),
-    (dict(no_verify=True), "--no-verify has no effect without --resume"),
     (dict(expected_island_contract=b"x"), "--expected-island-contract has 1 bytes"),
     (dict(host="0.0.0.0"), "--host 0.0.0.0"),
     (dict(host="example.org"), "--host example.org"),
@@ -290,17 +282,10 @@ def test_only_a_setting_that_may_be_unset_is_none(option):
     assert refusal(**{option.name: None}).startswith(f"{flag(option.name)} None cannot be used")
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.needs], ids=lambda option: option.name)
-def test_what_a_row_needs_is_asked_for_in_one_sentence(option):
-    lacking = {"learners": 4}
-    if option.needs.holds(config()):  # what it needs is the default: take that away
-        lacking[option.needs.name] = {"delta_correction": "none", "outer_optimizer": "sgd"}[
-            option.needs.name]
-    value = another(option)[1]
-    assert refusal(**lacking, **{option.name: value}) == (
-        f"{flag(option.name)} has no effect without {option.needs}: give both or neither")
-    assert getattr(config(learners=4, **companions(option), **{option.name: value}),
-                   option.name) == value
+def test_of_a_config_made_in_python_what_differs_from_its_default_was_given():
+    assert config(outer_optimizer="sgd", outer_momentum=0.9).without_effect == ()
+    assert config(outer_optimizer="sgd", outer_momentum=0.5).without_effect == (
+        ("--outer-momentum", "an --outer-optimizer with momentum"),)
 
 
 def test_the_first_mistake_of_the_table_is_named():
@@ -309,7 +294,7 @@ def test_the_first_mistake_of_the_table_is_named():
 
 BROKEN = {
     rules.capacities_are_of_learners: dict(quorum_capacity=0.5, learner_capacity=((2, 1.0),)),
-    rules.nothing_is_without_effect: dict(no_verify=True),
+    rules.a_file_has_a_place: dict(learner_budget_steps=9),
     rules.the_quorum_can_be_reached: dict(quorum=3),
     rules.counts_can_be_reached: dict(start_learners=3),
     rules.a_fixed_roster_waits_for_everybody: dict(FIXED, late_carry=True),
@@ -332,7 +317,7 @@ BROKEN = {
 def unchecked(**changes) -> Config:
     """A configuration that nobody has looked at."""
     run = object.__new__(Config)
-    vars(run).update({"learners": 2, "total_steps": 8} | {
+    vars(run).update({"learners": 2, "total_steps": 8, "given": None} | {
         option.name: option.default for option in OPTIONS if option.default is not NO_DEFAULT})
     vars(run).update(changes)
     return run

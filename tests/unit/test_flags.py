@@ -8,7 +8,7 @@ from syncer.config import OPTIONS, Config
 from syncer.config.options import flag
 from syncer.errors import ConfigError
 from syncer.flags import default_text, markdown_table, parser, read_config
-from tests.unit.rows import another, companions, texts
+from tests.unit.rows import OFF, ON, another, companions, texts
 
 RUN = ["--learners", "4", "--total-steps", "8"]
 
@@ -21,7 +21,7 @@ def refusal(argv, environ=None) -> str:
 
 
 def test_every_setting_has_exactly_one_option():
-    assert sorted(o.name for o in OPTIONS) == sorted(f.name for f in fields(Config))
+    assert sorted(o.name for o in OPTIONS) == sorted({f.name for f in fields(Config)} - {"given"})
 
 
 def test_defaults_are_those_of_the_config():
@@ -167,3 +167,71 @@ def test_help_fits_80_columns_and_shows_every_flag_with_its_default(monkeypatch)
         assert flag(option.name) in text
         assert f"({''.join(default_text(option).split())})" in squeezed
         assert f"| `{flag(option.name)}" in markdown_table()
+
+
+# ------------------------------------------------------------------------ without effect
+PAIRS = [pytest.param(option, need, id=f"{option.name} {need}")
+         for option in OPTIONS for need in option.needs]
+
+
+def without(need) -> list[str]:
+    """A command line that has everything but this."""
+    value = ON[need.name] if need.off else OFF.get(need.name)
+    return [] if value is None else [flag(need.name), str(value)]
+
+
+def default_words(option) -> str | None:
+    """The default as a text, None for off and unset."""
+    unset = any(option.default is off for off in (None, False)) or option.default == ()
+    return None if unset else str(option.default)
+
+
+def words_of(option, text) -> list[str]:
+    return [flag(option.name)] if text == "true" else [flag(option.name), text]
+
+
+@pytest.mark.parametrize(("option", "need"), PAIRS)
+@pytest.mark.parametrize("as_default", [False, True])
+def test_a_setting_without_effect_is_named_with_what_it_needs(option, need, as_default):
+    text = default_words(option) if as_default else (
+        str(option.default) if option.idle else another(option)[0])
+    if text is None:
+        return  # off, or unset: nobody asked for anything
+    others = {name: value for name, value in companions(option).items() if name != need.name}
+    argv = [*RUN, *texts(others), *without(need), *words_of(option, text)]
+    if need.refused:
+        assert refusal(argv) == (
+            f"{flag(option.name)} has no effect without {need}: give both or neither")
+        return
+    named = [pair for pair in read_config(argv, {}).without_effect if pair[0] == flag(option.name)]
+    assert named == [(flag(option.name), str(need))]
+    assert flag(need.name) in str(need)
+
+
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.needs], ids=lambda option: option.name)
+def test_a_setting_with_what_it_needs_is_not_named(option):
+    text = str(option.default) if option.idle else another(option)[0]
+    argv = [*RUN, *texts(companions(option)), *words_of(option, text)]
+    assert flag(option.name) not in dict(read_config(argv, {}).without_effect)
+
+
+def test_nothing_is_named_that_nobody_gave():
+    off = ["--outer-optimizer", "sgd", "--delta-correction", "none", "--grace-ms", "0"]
+    assert read_config(RUN, {}).without_effect == ()
+    assert read_config([*RUN, *off], {"SYNCER_MERGE_STATS": "0"}).without_effect == ()
+
+
+@pytest.mark.parametrize(("argv", "environ", "named"), [
+    (["--outer-optimizer", "sgd", "--outer-momentum", "0.9"], {}, "--outer-momentum"),
+    (["--checkpoint-format", "yeto-v3", "--outer-optimizer", "sgd"], {}, "--checkpoint-format"),
+    (["--checkpoint-format", "safetensors"], {}, "--checkpoint-format"),
+    (["--dn-activation", "0.9"], {}, "--dn-activation"),
+    (["--q-min", "9"], {}, "--q-min"),
+    (["--learner-capacity", "9=1"], {}, "--learner-capacity"),
+    (["--quorum-capacity", "0.5", "--quorum", "9"], {}, "--quorum"),
+    ([], {"SYNCER_CHECKPOINT_EVERY": "3"}, "--checkpoint-every"),
+])
+def test_a_launcher_may_pass_the_same_flags_to_every_run(argv, environ, named):
+    assert [pair[0] for pair in read_config([*RUN, *argv], environ).without_effect] == [named]
