@@ -35,6 +35,8 @@ MEANINGS = {
         "somebody opens sockets and says nothing",
     "cannot accept connections for a moment":
         "out of descriptors or memory; those who are in go on",
+    "the system failed a connection":
+        "a system call for it was refused, `error` says why; it ends and nobody else",
     "learner connected": "a HELLO was accepted",
     "learner disconnected": "its connection is gone; its slots wait, and may be rebound",
     "connection ended": "why: the sockets of one learner are closed",

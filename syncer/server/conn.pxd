@@ -26,7 +26,7 @@ cdef class Channel(Handler):
     cdef bint blocked, again
     cdef int mask
     cdef long long progress_ns, write_timeout_ns
-    cdef Timer stall
+    cdef Timer stall, failure
 
     cpdef object send(self, list buffers, Bulk bulk=*)
     cpdef object pause(self)
@@ -38,4 +38,6 @@ cdef class Channel(Handler):
     cdef object _advance(self, Py_ssize_t sent)
     cdef object _block(self)
     cdef object _interest(self)
+    cdef object _fail(self, error)
+    cdef object _fail_later(self, error)
     cdef bint idle(self)

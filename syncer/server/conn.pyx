@@ -22,6 +22,13 @@ cdef Py_ssize_t READ_TURN_FRAMES = 256
 cdef Py_ssize_t DISCARD_TURN_BYTES = 256 * 1024
 
 
+# What the peer or the way to it did. Every other error is the system's own: it has refused a call.
+cdef frozenset OF_THE_PEER = frozenset({
+    errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.ENOTCONN,
+    errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENETRESET,
+    errno.ECONNREFUSED, errno.EPROTO})
+
+
 cdef class Owner:
     """Reports of channels; the defaults ignore them."""
 
@@ -46,6 +53,9 @@ cdef class Owner:
 
 cdef class Channel(Handler):
     """One socket. Reads into its FrameReader; without one, what arrives is thrown away.
+
+    A call that fails on its behalf ends it and nobody else: whoever owns it is told that it is
+    lost, and the loop's `refused` if the system was to blame.
 
     Large: reading, writing and the stall timer share the socket's one interest mask.
     """
@@ -80,14 +90,14 @@ cdef class Channel(Handler):
         cdef Py_ssize_t budget = READ_TURN_BYTES if self.reader is not None else DISCARD_TURN_BYTES
         cdef Py_ssize_t count, wanted, frames = 0
         while budget > 0 and not self.closed and not self.paused:
-            buffer = self.loop.scratch if self.reader is None else self.reader.buffer()
-            wanted = len(buffer)
             try:
+                buffer = self.loop.scratch if self.reader is None else self.reader.buffer()
+                wanted = len(buffer)
                 count = self.sock.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
                 return
-            except OSError as error:
-                self.owner.on_lost(self, _reason(error))
+            except (OSError, MemoryError) as error:
+                self._fail(error)
                 return
             if count == 0:
                 self.owner.on_lost(self, "closed by the peer")
@@ -156,8 +166,8 @@ cdef class Channel(Handler):
             except (BlockingIOError, InterruptedError):
                 self._block()
                 return
-            except OSError as error:
-                self.owner.on_lost(self, _reason(error))
+            except (OSError, MemoryError) as error:
+                self._fail(error)
                 return
             self.loop.bytes_sent += sent
             self.progress_ns = self.loop.now_ns() if self.blocked else 0
@@ -209,7 +219,7 @@ cdef class Channel(Handler):
     cdef object _interest(self):
         """Tell the selector what this channel waits for."""
         cdef int mask = 0
-        if self.closed:
+        if self.closed or self.failure is not None:
             return
         if not self.paused:
             mask |= READ
@@ -217,20 +227,38 @@ cdef class Channel(Handler):
             mask |= WRITE
         if mask == self.mask:
             return
-        if mask == 0:
-            self.loop.unregister(self.sock)
-        elif self.mask == 0:
-            self.loop.register(self.sock, mask, self)
-        else:
-            self.loop.modify(self.sock, mask, self)
+        try:
+            if mask == 0:
+                self.loop.unregister(self.sock)
+            elif self.mask == 0:
+                self.loop.register(self.sock, mask, self)
+            else:
+                self.loop.modify(self.sock, mask, self)
+        except OSError as error:  # the selector has forgotten the socket
+            self.mask = 0
+            self._fail_later(error)
+            return
         self.mask = mask
+
+    cdef object _fail(self, error):
+        """A call for this socket has failed: its owner loses it."""
+        if not isinstance(error, OSError) or error.errno not in OF_THE_PEER:
+            self.loop.refused(self.peer, _reason(error))
+        self.owner.on_lost(self, _reason(error))
+
+    cdef object _fail_later(self, error):
+        """The same at the end of the turn: whoever changes what a channel waits for, or has just
+        made it, is not ready to lose it."""
+        if self.failure is None:
+            self.failure = self.loop.call_at(self.loop.now_ns(), lambda: self._fail(error))
 
     def half_close(self):
         """No more bytes will be sent."""
         try:
             self.sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # the peer has reset it: there is nobody left to tell
+        except OSError as error:
+            if error.errno not in OF_THE_PEER:  # else there is nobody left to tell
+                self._fail_later(error)
 
     cpdef object close(self):
         if self.closed:
@@ -242,13 +270,20 @@ cdef class Channel(Handler):
         if self.stall is not None:
             self.stall.cancel()
             self.stall = None
+        if self.failure is not None:
+            self.failure.cancel()
         self.out.clear()
         self.bulk = None
         self.reader = None
-        self.sock.close()
+        try:
+            self.sock.close()
+        except OSError:
+            pass  # the descriptor is free all the same
 
 
 cdef str _reason(error):
+    if isinstance(error, MemoryError):
+        return os.strerror(errno.ENOMEM)
     if error.errno in (errno.ECONNRESET, errno.EPIPE):
         return "connection reset by the peer"
     return os.strerror(error.errno) if error.errno else str(error)

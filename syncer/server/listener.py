@@ -1,10 +1,12 @@
 """Accepts connections and hands them on; must not read from them.
 
-When descriptors or memory run out the backlog waits, and those who are in go on.
+When descriptors or memory run out the backlog waits, and those who are in go on. What fails for one
+connection ends that one.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from syncer.server.loop import READ, Handler, Loop, Timer
 
 ACCEPTS_PER_TURN = 64
 NO_DESCRIPTORS_PAUSE_NS = 10**9
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
+"""Errors of the machine; every other one of `accept` is of the connection that was waiting."""
 
 
 class Listener(Handler):
@@ -38,29 +42,41 @@ class Listener(Handler):
         for _ in range(ACCEPTS_PER_TURN):
             try:
                 sock, address = self.sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except (BlockingIOError, InterruptedError):
                 return
+            except ConnectionAbortedError:
+                continue  # it has left before it was looked at
             except OSError as error:
-                self.log.warning("cannot accept connections for a moment",
-                                 error=os.strerror(error.errno or 0))
-                self._pause()
-                return
+                if error.errno in EXHAUSTED:
+                    self.loop.unregister(self.sock)
+                    self._pause(error)
+                    return
+                self.loop.refused("", os.strerror(error.errno or 0))
+                continue
+            peer = f"{address[0]}:{address[1]}"
             try:
                 sock.setblocking(False)
                 tcp.configure(sock)
-            except OSError:
-                sock.close()  # reset before it was looked at
+            except OSError as error:
+                sock.close()
+                self.loop.refused(peer, os.strerror(error.errno or 0))
             else:
-                self.welcome(sock, f"{address[0]}:{address[1]}")
+                self.welcome(sock, peer)
 
     def _listen(self) -> None:
         if not self.listening and self.sock.fileno() >= 0:
-            self.listening = True
-            self.loop.register(self.sock, READ, self)
+            try:
+                self.loop.register(self.sock, READ, self)
+            except OSError as error:
+                self._pause(error)
+            else:
+                self.listening = True
 
-    def _pause(self) -> None:
+    def _pause(self, error: OSError) -> None:
+        """Whoever dials waits; the selector does not have the socket."""
+        self.log.warning("cannot accept connections for a moment",
+                         error=os.strerror(error.errno or 0))
         self.listening = False
-        self.loop.unregister(self.sock)
         self.pause = self.loop.call_at(self.loop.now_ns() + NO_DESCRIPTORS_PAUSE_NS, self._listen)
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ cdef class Loop:
     cdef bint waking
     cdef readonly object scratch
     cdef public unsigned long long bytes_received, bytes_sent
+    cdef public object refused
 
     # The port: what a world has to bring.
     cpdef long long now_ns(self)

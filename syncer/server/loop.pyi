@@ -24,6 +24,7 @@ class Handler:
 class Loop:
     bytes_received: int
     bytes_sent: int
+    refused: Callable[[str, str], object]
     @property
     def scratch(self) -> memoryview: ...
     def __init__(self) -> None: ...

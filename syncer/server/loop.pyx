@@ -43,11 +43,13 @@ cdef class Loop:
     that are read only to be thrown away. A world brings a clock (`now_ns`), what is ready
     (`register`, `modify`, `unregister` by socket) and a way to end its wait from another thread
     (`wake`); it waits until something is ready, or until `due_ns`, and then makes a `turn`.
+    `refused(peer, text)` hears of every connection that the system, not its peer, has ended.
     """
 
     def __init__(self):
         self.posted = deque()
         self.timers = []
+        self.refused = lambda peer, text: None
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
 
     cpdef long long now_ns(self):

@@ -19,8 +19,8 @@ cdef class _WakeUp(Handler):
         try:
             while self.loop.wake_read.recv_into(self.loop.scratch) == SCRATCH_BYTES:
                 pass
-        except BlockingIOError:
-            pass
+        except OSError:
+            pass  # empty, or no memory for a moment: what woke the loop is not in these bytes
         # Said before the queue is read: whoever posts later wakes again.
         self.loop.woken()
 

@@ -52,6 +52,8 @@ class Server:
         with ExitStack() as undo:
             self.loop = self.system.loop()
             undo.callback(self.loop.close)
+            self.loop.refused = lambda peer, error: self.log.warning(
+                "the system failed a connection", peer=peer, error=error)
             self.persistence = Persistence(config, self.log, self.system.files, self.system.lane)
             undo.callback(self.persistence.close)
             sock = self.system.listen(config.bind_host, config.port)

@@ -38,7 +38,7 @@ LEARNER_FAULTS = ("drop", "restart", "dial_again", "garbage", "lose_stream", "dr
 SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "false_report")
 """After which a process has ended, or may have."""
 FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
-          "full_tape", "second_server", "chown")
+          "full_tape", "second_server", "chown", "system_call")
 REAL_LIMITS = door.STRANGERS_MAX, door.STRANGER_BYTES_MAX, farewell.FAREWELLS_MAX
 LARGE = Layout((FragmentLayout(AVG, (2_300_000, 20_000, 7)),))
 LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0.01,
@@ -279,6 +279,12 @@ class Fleet:
         numbers = (errno.EMFILE, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR)
         self.server.system.listener.failing.append(self.world.rng.choice(numbers))
 
+    def fault_system_call(self) -> None:
+        """The next connection for which the system is asked for this gets an error."""
+        rng = self.world.rng
+        call = rng.choice(self.network.CALLS)
+        self.network.failing[call].append(rng.choice([errno.ENOSPC, errno.ENOMEM, errno.ENOBUFS]))
+
     def fault_freeze(self) -> None:
         self.server.freeze(self.world.between(10, 10_000) * MS)
 
@@ -305,6 +311,8 @@ class Fleet:
     def heal(self) -> None:
         """The faults stop."""
         self.disk.fault_chance = 0.0
+        for numbers in self.network.failing.values():
+            numbers.clear()
         door.STRANGERS_MAX, door.STRANGER_BYTES_MAX, farewell.FAREWELLS_MAX = REAL_LIMITS
 
     def refused(self, learner: SimLearner, error: Exception) -> None:

@@ -44,7 +44,7 @@ REQUIRED = frozenset({
         "a HELLO of another session", "a HELLO of another group")),
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
-        "no_memory", "overflow", "stale", "false_report", "chown")),
+        "no_memory", "overflow", "stale", "false_report", "chown", "system_call")),
 })
 
 

@@ -245,9 +245,11 @@ class SimSocket:
 
     def setsockopt(self, *given: Any) -> None:
         self._raise()
+        self.wire.network.call("setsockopt")
 
     def recv_into(self, buffer: memoryview) -> int:
         up = self.wire.up
+        self.wire.network.call("recv_into")
         if not up.inbox:
             self._raise()
             if up.eof:
@@ -262,6 +264,7 @@ class SimSocket:
     def sendmsg(self, buffers: list[Any]) -> int:
         """Takes what fits; a reset of which nobody has heard yet swallows it."""
         self._raise()
+        self.wire.network.call("sendmsg")
         down = self.wire.down
         assert not down.finished, "sent behind the end"
         room = down.room
@@ -276,6 +279,7 @@ class SimSocket:
 
     def shutdown(self, how: int) -> None:
         self._raise()
+        self.wire.network.call("shutdown")
         self.wire.down.finish()
 
     def close(self) -> None:
@@ -355,7 +359,12 @@ class Listener:
 
 
 class Network:
-    """All wires of a run lead to one port. `spurious`: a wait may end although nothing is there."""
+    """All wires of a run lead to one port. `spurious`: a wait may end although nothing is there.
+
+    failing: error numbers of the system's next answers to a call of this name.
+    """
+
+    CALLS = ("register", "modify", "setsockopt", "recv_into", "sendmsg", "shutdown")
 
     def __init__(self, world: World, ns_per_byte: float, capacity: int, spurious: bool):
         self.world = world
@@ -364,6 +373,13 @@ class Network:
         self.spurious = spurious
         self.listener: Listener | None = None
         self.number = 0
+        self.failing: dict[str, deque[int]] = {name: deque() for name in self.CALLS}
+
+    def call(self, name: str) -> None:
+        """The server asks its system for this on behalf of a connection."""
+        if self.failing[name]:
+            number = self.failing[name].popleft()
+            raise OSError(number, os.strerror(number))
 
     def next_number(self) -> int:
         self.number += 1

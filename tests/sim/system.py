@@ -27,9 +27,9 @@ class SimLoop(Loop):
     stir: called when a turn has something to do.
     """
 
-    def __init__(self, world: World):
+    def __init__(self, world: World, network: Network):
         super().__init__()
-        self.world = world
+        self.world, self.network = world, network
         self.stir: Callable[[], None] = lambda: None
         self.sleep: Callable[[int | None], None] = lambda due_ns: None
         """Of a server that runs by itself: returns when a turn is due."""
@@ -45,10 +45,20 @@ class SimLoop(Loop):
     def register(self, sock: Any, events: int, handler: Handler) -> None:
         assert sock not in self.waiting, "registered twice"
         assert sock.fileno() >= 0, "registered after it was closed"
+        self.network.call("register")
         sock.touched = self.touch
-        self.modify(sock, events, handler)
+        self._watch(sock, events, handler)
 
     def modify(self, sock: Any, events: int, handler: Handler) -> None:
+        assert sock in self.waiting, "modified, and not registered"
+        try:
+            self.network.call("modify")
+        except OSError:
+            self.unregister(sock)                 # as the selector of Python does
+            raise
+        self._watch(sock, events, handler)
+
+    def _watch(self, sock: Any, events: int, handler: Handler) -> None:
         self.waiting[sock] = events, handler
         self.touch(sock)
 
@@ -213,7 +223,7 @@ class SimSystem(System):
         self.listener: Listener | None = None
 
     def loop(self) -> SimLoop:
-        self.the_loop = SimLoop(self.world)
+        self.the_loop = SimLoop(self.world, self.network)
         return self.the_loop
 
     def workers(self, loop: SimLoop) -> SimWorkers:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
+import pytest
+
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH
 from tests.sim.fleet import Fleet, scaled
+from tests.sim.network import Network
+from tests.sim.strangers import Stranger
 from tests.toy_driver import toy_config
 
 
@@ -65,3 +72,49 @@ def test_a_peer_that_stops_reading_does_not_hold_up_the_end():
         begun_ns = fleet.world.now_ns
         fleet.world.wait(lambda: fleet.server.over)
     assert fleet.world.now_ns - begun_ns < 4 * SECOND + 100 * MS
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
+@pytest.mark.parametrize("call", Network.CALLS)
+def test_a_system_call_that_fails_for_one_connection_ends_that_one(call, number):
+    """Whoever it meets, stranger or learner, is gone with a WARN; the run goes on to its end."""
+    fleet = Fleet(3, config=toy_config(learners=2, total_steps=60), faults=[],
+                  settings={"capacity": 40, "streams": 1})
+    with scaled(fleet.settings):
+        server = fleet.server
+        fleet.world.wait(lambda: server.scheduler.global_step >= 3)
+        fleet.network.failing[call].append(number)
+        Stranger(fleet, b"rubbish, and more than the thirteen bytes of a header", 5 * SECOND)
+        fleet.world.wait(lambda: server.over or not fleet.network.failing[call])
+    assert not fleet.network.failing[call], "the call was never made"
+    fleet.play()
+    fleet.check()
+    warnings = [line for line in fleet.lines.lines if b"the system failed a connection" in line]
+    assert len(warnings) == 1
+    assert os.strerror(number).encode() in warnings[0]
+    assert b"WARN" in warnings[0]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EPROTO])
+def test_a_connection_that_cannot_be_accepted_holds_up_nobody_behind_it(number):
+    fleet = Fleet(3, config=toy_config(learners=1, total_steps=3), faults=[])
+    with scaled(fleet.settings):
+        fleet.server.system.listener.failing.append(number)
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 1)
+    said = b"".join(fleet.lines.lines)
+    assert b"the system failed a connection" in said
+    assert b"for a moment" not in said
+    fleet.play()
+    fleet.check()
+
+
+def test_a_selector_without_room_for_the_listening_socket_is_asked_again():
+    fleet = Fleet(3, config=toy_config(learners=1, total_steps=3), faults=[])
+    with scaled(fleet.settings):
+        fleet.server.system.listener.failing.append(errno.EMFILE)
+        fleet.world.wait(lambda: b"for a moment" in b"".join(fleet.lines.lines))
+        fleet.network.failing["register"].append(errno.ENOSPC)
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 1)
+    assert b"".join(fleet.lines.lines).count(b"for a moment") == 2
+    fleet.play()
+    fleet.check()
