@@ -16,6 +16,7 @@ from syncer import __version__
 from syncer.errors import ConfigError, SyncerError
 from syncer.exits import Exit
 from syncer.flags import OneSentenceParser
+from syncer.streams import complain, open_closed_streams
 
 COMMANDS = {
     "serve": ("syncer.server.command", "run the server of a run (also: python -m syncer.server)"),
@@ -68,10 +69,11 @@ def subcommand(words: list[str]) -> int:
 
 def answered(run: Callable[[], int]) -> int:
     """The status that `run` returns, or that of its error, which is said in one sentence."""
+    open_closed_streams()
     try:
         return run()
     except SyncerError as error:
-        print(f"syncer: {error}", file=sys.stderr)
+        complain(str(error))
         return Exit.UNUSABLE if isinstance(error, ConfigError) else Exit.FAILED
     except KeyboardInterrupt:
         return Exit.INTERRUPTED

@@ -160,7 +160,8 @@ def read_file(path: str) -> dict[str, object]:
             raise ConfigError(f"key {key!r} in {path} is unknown; {hint}")
         kind, origin = option.values, f"key {key!r} in {path}"
         if not isinstance(value, kind.toml) or (isinstance(value, bool) and bool not in kind.toml):
-            raise ConfigError(f"{origin} is {value!r}: expected {kind.toml_words}")
+            shown = "has another type" if option.secret else f"is {value!r}"
+            raise ConfigError(f"{origin} {shown}: expected {kind.toml_words}")
         values[option.name] = kind.read(origin, value) if isinstance(value, str) else value
     return values
 

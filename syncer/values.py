@@ -20,6 +20,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 def refusal(what: str, value: object, words: str) -> ConfigError:
     """The one sentence about a value that is not admitted."""
+    if isinstance(value, str) and not value.isprintable():
+        value = repr(value)
     return ConfigError(f"{what} {value} cannot be used: give {words}")
 
 
@@ -154,16 +156,39 @@ class Verbatim(Values[T_co]):
 
 
 class Text(Verbatim[str]):
-    """Any text."""
+    """Any text of Unicode without NUL, which nothing below takes."""
 
-    words = "a text"
+    words = "a text in UTF-8 without NUL"
 
     def admits(self, value: object) -> TypeGuard[str]:
-        return isinstance(value, str)
+        return isinstance(value, str) and "\0" not in value and can_be_encoded(value, "utf-8")
 
 
-class OutputFile(Text):
-    """The path of a file that is going to be written."""
+class Secret(Text):
+    """A text that nobody may read in a refusal."""
+
+    def check(self, what: str, value: object) -> None:
+        if not self.admits(value):
+            raise ConfigError(f"{what} cannot be used: give {self.words}")
+
+
+class HostName(Text):
+    """The name or address of a host: a text that the system's resolver takes."""
+
+    words = "a name or address of labels of 1 to 63 characters"
+
+    def admits(self, value: object) -> TypeGuard[str]:
+        return super().admits(value) and can_be_encoded(value, "idna")
+
+
+class OutputFile(Verbatim[str]):
+    """The path of a file that is going to be written: any bytes but NUL, as the system has it."""
+
+    words = "a path without NUL"
+
+    def admits(self, value: object) -> TypeGuard[str]:
+        return (isinstance(value, str) and "\0" not in value
+                and can_be_encoded(value, "utf-8", "surrogateescape"))
 
 
 class Choice(Verbatim[T_co]):
@@ -247,6 +272,15 @@ def is_real(value: object) -> TypeGuard[float]:
                 and math.isfinite(value))
     except OverflowError:  # a whole number of more than 308 digits
         return False
+
+
+def can_be_encoded(text: str, encoding: str, errors: str = "strict") -> bool:
+    """Whether it can; bytes from the command line or the environment may be of no encoding."""
+    try:
+        text.encode(encoding, errors)
+    except UnicodeError:
+        return False
+    return True
 
 
 def as_f32(value: float) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
@@ -24,6 +23,7 @@ from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
 from syncer.kernels import SUM_BLOCK, sumsq
 from syncer.layout import MERGE_MODES
 from syncer.learner.partition import NamedLayout, layout_fingerprint, load_layout
+from syncer.streams import complain
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     except CheckpointError as error:
         if args.action != "diff":
             raise
-        print(f"syncer: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
 
 

@@ -48,13 +48,14 @@ from syncer.values import (
     U32,
     Choice,
     Digest,
+    HostName,
     Median,
     OutputFile,
     PerLearner,
     Real,
+    Secret,
     Single,
     Switch,
-    Text,
     Whole,
 )
 
@@ -153,10 +154,10 @@ class Config:
         "network", Whole(0, 65535), "TCP port; 0 lets the system choose (the log says which)",
         metavar="PORT"))
     host: str | None = setting(default=None, row=Option(
-        "network", Text(), "address to listen on", metavar="ADDRESS",
+        "network", HostName(), "address to listen on", metavar="ADDRESS",
         unset="0.0.0.0 with a key or --allow-unauthenticated, else 127.0.0.1"))
     island_hmac_key: str | None = setting(default=None, row=Option(
-        "network", Text(),
+        "network", Secret(),
         "key that every HELLO must prove; better given as SYNCER_HMAC_KEY, which other users of "
         "the machine cannot read", metavar="KEY", unset="no authentication",
         variables=KEY_VARIABLES, secret=True))

@@ -17,6 +17,7 @@ from syncer.demo.processes.stop import Stopped, StopRequest
 from syncer.errors import ConfigError, SyncerError
 from syncer.exits import Exit
 from syncer.flags import OneSentenceParser
+from syncer.streams import complain
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -93,10 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped:
         return stop.exit_status
     except ConfigError as error:
-        report.complain(str(error))
+        complain(str(error))
         return Exit.UNUSABLE
     except SyncerError as error:
-        report.complain(str(error))
+        complain(str(error))
         return Exit.FAILED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -342,4 +342,8 @@ def _key(key: str | bytes | None) -> bytes | None:
     """The island key as bytes; the environment if None, and no key if empty."""
     if key is None:
         key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
-    return (key.encode() if isinstance(key, str) else bytes(key)) or None
+    try:
+        return (key.encode() if isinstance(key, str) else bytes(key)) or None
+    except UnicodeEncodeError:
+        raise ConfigError(f"the key, given or in {' or '.join(KEY_VARIABLES)}, is no UTF-8: give a "
+                          "text, or bytes") from None

@@ -7,7 +7,6 @@ start and the end is the driver's.
 from __future__ import annotations
 
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from syncer.server.persistence import Persistence
 from syncer.server.run_session import Parts, RunSession
 from syncer.server.system import BindError, Signals, System
 from syncer.server.tape import Recorder, Tape
+from syncer.streams import complain
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Pins, identity_refusal, mismatch
 
@@ -237,9 +237,9 @@ def serve(config: Config) -> int:
     try:
         server = Server(config)
     except BindError as error:
-        print(f"syncer: {error}", file=sys.stderr)
+        complain(str(error))
         return Exit.NOT_BINDABLE
     except CheckpointError as error:
-        print(f"syncer: {error}", file=sys.stderr)
+        complain(str(error))
         return Exit.NOT_WRITTEN if isinstance(error, WriteError) else Exit.NOT_RESUMABLE
     return server.run()

@@ -40,9 +40,10 @@ def listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise BindError(f"--host {host} cannot be listened on: {error.strerror or error}; name an "
-                        "address of this machine") from None
+    except (OSError, UnicodeError) as error:  # the name is encoded before it is looked up
+        why = getattr(error, "strerror", None) or error
+        raise BindError(f"--host {host} cannot be listened on: {why}; name an address of this "
+                        "machine") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
@@ -208,6 +209,8 @@ class System:
         return AppendFile(path)
 
     def log_lines(self) -> Descriptor:
+        if sys.stderr is None:  # closed before this program began: nobody reads the log
+            return Descriptor(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
         return Descriptor(sys.stderr.fileno())
 
     def checks(self) -> bool:

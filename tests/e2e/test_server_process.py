@@ -62,6 +62,42 @@ def test_a_bad_flag_is_one_sentence_and_status_2(flags, text):
     assert text in one_sentence(result)
 
 
+@pytest.mark.parametrize("flags", [
+    ("--island-hmac-key", "hunter2\udcff"), ("--host", "a..b"), ("--host", "x" * 70),
+    ("--log-level", "a\nb"), ("--event-tape", "/no/such\n/tape"), ("a\nb",)])
+def test_a_text_that_cannot_be_used_is_one_sentence_and_status_2(flags):
+    result = run_server("--learners", "1", "--total-steps", "1", "--port", "0", *flags)
+    assert result.returncode == 2
+    assert "hunter2" not in one_sentence(result)
+
+
+def in_a_shell(redirected: str, *flags: str) -> int:
+    """Status of a server that starts with these redirections, and is asked to end if it serves."""
+    script = f'exec "$@" {redirected}'
+    process = subprocess.Popen(["bash", "-c", script, "bash", sys.executable, "-m", "syncer",
+                                "serve", "--learners", "1", "--total-steps", "1", *flags],
+                               cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        return process.wait(60)
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "0<&- 1>&- 2>&-", "1>&-"])
+def test_a_mistake_is_status_2_wherever_the_sentence_goes(redirected):
+    assert in_a_shell(redirected, "--quorum", "2") == 2
+
+
+@pytest.mark.parametrize("redirected", ["2>&-", "2>/dev/full", "0<&- 1>&- 2>&-"])
+def test_a_server_whose_streams_are_closed_serves(tmp_path, redirected):
+    """And nothing else gets their numbers: the tape would have libraries write into it."""
+    tape = tmp_path / "tape"
+    status = in_a_shell(redirected, "--port", "0", "--start-timeout-s", "1", "--event-tape",
+                        str(tape))
+    assert status == 6
+    assert tape.read_bytes() == b""
+
+
 def test_a_port_in_use_is_one_sentence_and_status_3():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

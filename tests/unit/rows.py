@@ -6,14 +6,15 @@ from syncer.config import OPTIONS
 from syncer.values import (
     Choice,
     Digest,
+    HostName,
     MedianOrNorm,
     MedianOrTrim,
     OutputFile,
     PerLearner,
     Real,
+    Secret,
     Single,
     Switch,
-    Text,
     Whole,
 )
 
@@ -58,14 +59,16 @@ ENDS = {
     Choice: lambda kind: (kind.choices, ["", "zz", kind.choices[0].upper(), 0]),
     Switch: lambda _: ([True, False], [1, "true"]),
     Digest: lambda _: ([bytes(32)], [bytes(31), bytes(33), "00" * 32]),
-    Text: lambda _: (["x"], [3, b"x"]),
-    OutputFile: lambda _: (["x"], [3, b"x"]),
+    Secret: lambda _: (["x", "\u00e9\n"], [3, b"x", "a\0b", "\udcff"]),
+    HostName: lambda _: (["x", "::1", "a" * 63, "a.b.", "b\u00fccher.example"],
+                         [3, b"x", "a\0b", "\udcff", "a..b", ".", "a" * 64]),
+    OutputFile: lambda _: (["x", "\udcff"], [3, b"x", "a\0b", "\ud800"]),
 }
 OTHERS = {
     Whole: ("3", 3), Real: ("0.25", 0.25), Single: ("0.5", 0.5), MedianOrNorm: ("2.5", 2.5),
     MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True), OutputFile: ("f", "f"),
     Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
-    Text: ("127.0.0.2", "127.0.0.2"),
+    HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"),
 }
 
 

@@ -1,5 +1,6 @@
 """Command line, environment and file: precedence, one-sentence refusals, help."""
 
+import os
 from dataclasses import fields
 
 import pytest
@@ -148,6 +149,30 @@ def test_bad_files_are_refused_by_key(tmp_path, text, words):
     file = tmp_path / "run.toml"
     file.write_text(text)
     assert words in refusal([*RUN, "--config", str(file)])
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ('island-hmac-key = "hunter2\\u0000"', "--island-hmac-key cannot be used: give a text"),
+    ("island-hmac-key = ['hunter2']", "'island-hmac-key' in"),
+    ('host = "a\\u0000b"', "--host 'a\\x00b' cannot be used"),
+    ('host = "a..b"', "--host a..b cannot be used"),
+    ('checkpoint-path = "a\\u0000b"', "--checkpoint-path 'a\\x00b' cannot be used"),
+    ('final-state = "a\\u0000b"', "--final-state 'a\\x00b' cannot be used"),
+    ('log-level = "a\\nb"', "--log-level 'a\\nb' cannot be used"),
+])
+def test_texts_of_a_file_are_checked_before_they_are_used(tmp_path, text, words):
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    found = refusal([*RUN, "--config", str(file)])
+    assert words in found
+    assert "hunter2" not in found
+
+
+@pytest.mark.parametrize("variable", ["SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY"])
+def test_a_key_that_is_no_utf_8_is_refused_and_not_shown(variable):
+    found = refusal(RUN, {variable: os.fsdecode(b"hunter2\xff")})
+    assert "--island-hmac-key cannot be used: give a text in UTF-8" in found
+    assert "hunter2" not in found
 
 
 @pytest.mark.parametrize("name", ["--final-state", "--event-tape", "--checkpoint-path"])

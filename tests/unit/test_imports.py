@@ -21,6 +21,7 @@ ARROWS = {
     "gather": set(),
     "tcp": set(),
     "exits": set(),
+    "streams": set(),
     "values": {"errors"},
     "ranges": {"values"},
     "config": {"errors", "protocol", "ranges", "values"},
@@ -31,10 +32,11 @@ ARROWS = {
     "wire": {"errors", "layout", "protocol"},
     "kernels": {"errors"},
     "merge": {"errors", "kernels", "layout", "ranges", "values", "steps"},
-    "checkpoint": {"errors", "kernels", "layout", "protocol", "gather", "ranges", "steps"},
+    "checkpoint": {"errors", "kernels", "layout", "protocol", "gather", "ranges", "steps",
+                   "streams"},
     "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "tcp"},
     "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",
-               "checkpoint", "protocol", "gather", "tcp"},
+               "checkpoint", "protocol", "gather", "tcp", "streams"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}
 # Which shelves of the demo a shelf of it may import, besides itself.

@@ -191,6 +191,12 @@ def test_backoff():
     assert backoff_s(10**9) == 30
 
 
+def test_a_key_that_is_no_utf_8_is_refused_and_not_shown():
+    with pytest.raises(ConfigError, match="is no UTF-8") as caught:
+        _key("hunter2\udcff")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_the_key_comes_from_the_argument_then_the_environment(monkeypatch):
     for name in KEY_VARIABLES:
         monkeypatch.delenv(name, raising=False)

@@ -16,7 +16,6 @@ Records, one JSON object per line, "event" first:
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any, Protocol
 
 from syncer.demo import settings
@@ -77,8 +76,3 @@ class ReadableReport:
 def open_report(form: str) -> Report:
     """"json" for a parent process, anything else for people."""
     return JsonReport() if form == "json" else ReadableReport()
-
-
-def complain(text: str) -> None:
-    """One sentence on standard error."""
-    print(f"syncer: {text}", file=sys.stderr, flush=True)
