@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -38,14 +39,40 @@ class WriteError(CheckpointError):
         self.number, self.call = number, call
 
 
+def check_space(path: str | os.PathLike[str], size_bytes: int, files: Files = FILES) -> None:
+    """Raises `WriteError` if a file of that size does not fit beside what is there, OSError if the
+    file system does not say."""
+    free = files.free_bytes(os.path.dirname(files.real_path(os.fspath(path))) or ".")
+    if size_bytes > free:
+        raise WriteError(
+            f"{os.fspath(path)} needs {size_bytes} bytes next to the file that is there, but its "
+            f"file system has {free} bytes free; free {size_bytes - free} bytes or name a path on "
+            "another one", errno.ENOSPC, "free_bytes")
+
+
+def clear_leftovers(path: str | os.PathLike[str], files: Files = FILES) -> None:
+    """Remove what a killed process left beside `path`. Raises OSError. Only for whoever is alone
+    with the path."""
+    real = files.real_path(os.fspath(path))
+    directory, base = os.path.split(real)
+    # a file without its first name may live on under the second one alone
+    old = r"|\.old" if files.exists(real) else ""
+    form = re.compile(rf"{re.escape(base)}(|\.step(-[0-9]+)?{old})\.tmp")
+    for name in files.names(directory or "."):
+        if form.fullmatch(name):
+            with suppress(FileNotFoundError):
+                files.unlink(os.path.join(directory, name))
+
+
 class AtomicFile:
     """Writes `<path>.tmp` in the directory of `path`, then takes its place.
 
-    A leftover `.tmp` is replaced; mode and owner of a file that is there are kept, as far as this
-    process may. A symbolic link stays one: the file it leads to is replaced. Every method raises
-    `WriteError`, after which nothing of the new file is left. size_bytes: what is going to be
-    written, checked against the free space first. direct: past the page cache, through one aligned
-    buffer; refused by some file systems.
+    What a killed process left (`.tmp`, `.old.tmp`) goes first, so that its space counts as free;
+    the second name of an old file stays while it may be the only one. Mode and owner of a file that
+    is there are kept, as far as this process may. A symbolic link stays one: the file it leads to
+    is replaced. Every method raises `WriteError`, after which nothing of the new file is left.
+    size_bytes: what is going to be written, checked against the free space first. direct: past the
+    page cache, through one aligned buffer; refused by some file systems.
 
     Append, then `commit`; leaving the `with` block without that removes the partial file.
 
@@ -67,7 +94,9 @@ class AtomicFile:
         self.waiting = 0
         self.direct = direct
         self.bounce = mmap.mmap(-1, PIECE_BYTES) if direct else None
-        self._check_space(size_bytes)
+        self._clear()
+        with self._calling("free_bytes", "asked for its free space"):
+            check_space(self.shown, size_bytes, files)
         self._create()
 
     def __enter__(self) -> AtomicFile:
@@ -81,18 +110,13 @@ class AtomicFile:
         """Bytes appended so far."""
         return self.written + self.waiting
 
-    def _check_space(self, size_bytes: int) -> None:
-        with self._calling("free_bytes", "asked for its free space"):
-            free = self.files.free_bytes(self.directory)
-        if size_bytes > free:
-            raise WriteError(
-                f"{self.shown} needs {size_bytes} bytes next to the file that is there, but its "
-                f"file system has {free} bytes free; free {size_bytes - free} bytes or name a path "
-                "on another one", errno.ENOSPC, "free_bytes")
-
-    def _create(self) -> None:
+    def _clear(self) -> None:
         with self._calling("unlink", "cleared of an old partial file"):
             self._remove(self.temporary)
+            if self.files.exists(self.path):
+                self._remove(self.backup)
+
+    def _create(self) -> None:
         with self._calling("create", "created"):
             self.descriptor = self.files.create(self.temporary, direct=self.direct)
         with self._calling("set_mode", "given its mode"):
@@ -194,8 +218,6 @@ class AtomicFile:
 
     def _keep_old(self) -> bool:
         """Give the old file a second name; False if there is none, or no such thing as links."""
-        with self._calling("unlink", "cleared of an old partial file"):
-            self._remove(self.backup)
         try:
             self.files.link(self.path, self.backup)
         except FileNotFoundError:
@@ -238,9 +260,11 @@ class AtomicFile:
             descriptor, self.descriptor = self.descriptor, -1
             with suppress(OSError):
                 self.files.close(descriptor)
-        for name in filter(None, (self.temporary, self.backup)):
-            with suppress(OSError):
-                self._remove(name)
+        with suppress(OSError):
+            self._remove(self.temporary)
+        with suppress(OSError):
+            if self.backup and self.files.exists(self.path):
+                self._remove(self.backup)
 
     def _remove(self, name: str) -> None:
         if self.files.exists(name):

@@ -6,7 +6,9 @@ It must not decide when to save (core.scheduler does) and not know how (store do
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from syncer.checkpoint.atomic import check_space, clear_leftovers
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.final_state import write_final_state
@@ -18,6 +20,7 @@ from syncer.config import Config
 from syncer.core import actions, events
 from syncer.core.actions import SaveKind
 from syncer.errors import CheckpointError
+from syncer.merge.optimizers import OPTIMIZERS
 from syncer.merge.versions import FragmentVersion
 from syncer.server.log import Log
 from syncer.server.resuming import load_resumable, resumable_path
@@ -66,19 +69,37 @@ class Persistence:
 
     def begin(self) -> None:
         """The server listens: say where the run stands. Raises `WriteError` if a marker of an end
-        that will not be one cannot be removed."""
+        that will not be one cannot be removed, or if no save would find the space it needs."""
         if self.saver is None:
             return
+        try:
+            clear_leftovers(self.saver.path, self.files)
+        except OSError as error:
+            self.log.warning("what an earlier server left could not be removed",
+                             path=self.saver.path, error=error.strerror)
         facts, path = self.facts, self.saver.path
         step = 0 if facts is None else facts.step
         if step < self.config.total_steps:
             self.saver.unmark()
+            if facts is not None:
+                self.check_space(facts.numels)
         if facts is not None:
             self.log.info("resumed from checkpoint", step=step, path=path,
                           fragments=len(facts.numels), elements=sum(facts.numels))
         elif self.files.exists(path):
             self.log.warning("the checkpoint that is there will be replaced; --resume would "
                              "continue it", path=path)
+
+    def check_space(self, numels: Sequence[int]) -> None:
+        """A run of fragments of these sizes can be saved as things are. Raises `WriteError`: better
+        now than after the steps that would be lost. Headers, a few KiB, are not counted."""
+        elements = sum(numels)
+        arrays = 1 + len(OPTIMIZERS[self.config.outer_optimizer].state)
+        for path, size in ((self.config.checkpoint_path, 4 * elements * arrays),
+                           (self.config.final_state, 4 * elements)):
+            if path is not None:
+                with suppress(OSError):  # a moment's trouble, or one that the save will name
+                    check_space(path, size, self.files)
 
     # ------------------------------------------------------------------------------ the session
     @property

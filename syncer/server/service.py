@@ -123,6 +123,10 @@ class Server:
                 self.config, self.loop, self.workers, self.log, self.recorder, self.persistence,
                 self.door, self.farewells, self.driver.handle))
             self.driver.add_owners(self.session.owners())
+            try:
+                self.persistence.check_space([f.numel for f in hello.layout.fragments])
+            except WriteError as error:
+                self.driver.ending = RunEnd(Exit.NOT_WRITTEN, str(error))
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""

@@ -10,7 +10,7 @@ import tempfile
 import pytest
 
 from syncer.checkpoint import atomic
-from syncer.checkpoint.atomic import PIECE_BYTES, AtomicFile, WriteError
+from syncer.checkpoint.atomic import PIECE_BYTES, AtomicFile, WriteError, clear_leftovers
 from syncer.checkpoint.files import Files, Patient
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
@@ -192,6 +192,43 @@ def test_a_full_disk_for_real(small_disk):
     write_checkpoint(path, make_cut(2, layout=layout))
     with Checkpoint(path) as checkpoint:
         assert checkpoint.facts.step == 2
+
+
+@pytest.mark.parametrize("leftover", ["c.tmp", "c.old.tmp"])
+def test_what_a_killed_process_left_is_free_space(small_disk, leftover):
+    """A disk of two and a half copies, one of them a partial file or the second name of an old
+    one: it goes first, and is then no reason to refuse the save."""
+    layout = Layout((FragmentLayout(0, (210_000,)),))
+    size = write_checkpoint(f"{small_disk}/c", make_cut(1, layout=layout))
+    assert 2 * size < 4 * 2**20 < 3 * size
+    with open(f"{small_disk}/{leftover}", "wb") as file:
+        file.write(bytes(size))
+    write_checkpoint(f"{small_disk}/c", make_cut(2, layout=layout))
+    assert names_in(small_disk) == {"c"}
+    with Checkpoint(f"{small_disk}/c") as checkpoint:
+        checkpoint.load()
+        assert checkpoint.facts.step == 2
+
+
+def test_a_second_name_that_may_be_the_only_one_stays_until_a_file_stands(tmp_path):
+    (tmp_path / "c.old.tmp").write_bytes(b"the only copy")
+    assert failure_of(tmp_path / "c", make_cut(2), Faulty(0, only="rename")) is not None
+    assert names_in(tmp_path) == {"c.old.tmp"}
+    clear_leftovers(tmp_path / "c")
+    assert names_in(tmp_path) == {"c.old.tmp"}
+    write_checkpoint(tmp_path / "c", make_cut(2))
+    assert names_in(tmp_path) == {"c"}
+
+
+def test_leftovers_are_those_of_one_path(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c").symlink_to(tmp_path / "disk" / "run")
+    others = {"run", "run.step-4", "run.final", "run.lock", "run.step-x.tmp", "runs.tmp",
+              "run.tmp.bak", "a.run.tmp"}
+    for name in others | {"run.tmp", "run.old.tmp", "run.step.tmp", "run.step-4.tmp"}:
+        (tmp_path / "disk" / name).write_bytes(b"x")
+    clear_leftovers(tmp_path / "c")
+    assert names_in(tmp_path / "disk") == others
 
 
 def test_direct_writes_give_the_same_file(tmp_path):

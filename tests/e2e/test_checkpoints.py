@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.reader import Checkpoint
 from syncer.core import events
@@ -164,6 +165,46 @@ def test_a_slow_background_write_holds_nothing_up_but_the_next_save(tmp_path):
         assert (tmp_path / f"c.step-{step}").read_bytes() == (alone / f"c.step-{step}").read_bytes()
 
 
+class Full(Files):
+    """A disk that has room for headers alone."""
+
+    def free_bytes(self, path):
+        return 8
+
+
+def test_space_that_is_not_there_is_missed_at_the_start(tmp_path):
+    """As soon as the sizes are known: by the first HELLO, or by the file that is resumed from."""
+    path = tmp_path / "c"
+    settings = dict(total_steps=9, pipeline=1, checkpoint_path=str(path), checkpoint_every=8)
+    with (
+        ServerThread(tmp_path, files=Full(), **settings) as server,
+        ScriptedLearner(server.port, 0),
+    ):
+        assert server.wait() == 5
+        assert f"{path} needs " in server.log.text()
+    with (
+        ServerThread(tmp_path, **settings) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        start(learner)
+        train(learner, 8)
+        learner.pull(9)
+        server.server.stop()
+    before = path.read_bytes()
+    with pytest.raises(WriteError, match="has 8 bytes free"):
+        ServerThread(tmp_path, files=Full(), resume=True, **settings)
+    assert path.read_bytes() == before
+
+
+def test_leftovers_of_a_killed_server_go_at_the_start(tmp_path):
+    """Whatever the next save is, and when: their space may be all that is missing."""
+    path = tmp_path / "c"
+    for name in ("c.tmp", "c.step-4.tmp", "c.step.tmp"):
+        (tmp_path / name).write_bytes(b"half")
+    with ServerThread(tmp_path, checkpoint_path=str(path), checkpoint_every=8) as server:
+        assert names_in(tmp_path) == {"c.lock", server.log_path.name}
+
+
 def test_a_failed_background_write_ends_the_run_at_the_next_wait(tmp_path):
     path = tmp_path / "c"
     path.write_bytes(b"the old file")
@@ -243,6 +284,7 @@ def test_a_fault_at_any_call_of_a_save_ends_the_run_with_status_5(tmp_path, call
                      checkpoint_every=1, checkpoint_retries=0, files=files) as server,
         ScriptedLearner(server.port, 0) as learner,
     ):
+        server.log.wait("learner connected")  # the space has been looked at for the run
         # from the call of the save of version 0 on that is the first one of step 1
         files.fail_at = files.counted + {"write": 2}.get(call, 1)
         start(learner)
