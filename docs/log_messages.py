@@ -23,6 +23,8 @@ MEANINGS = {
     "syncer listening": "learners can connect; the whole set-up in one line",
     "a setting has no effect":
         "`setting` was given, and does nothing without what it `needs`; see flags.md",
+    "a setting is far beyond what is usual":
+        "it is used as given, and looks like a mistake: `usual` is the most that makes sense",
     "only this machine can connect: no key is set (SYNCER_HMAC_KEY)":
         "without a key the server listens on the loopback interface",
     "resumed from checkpoint": "the run goes on from this step",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from syncer.config import OPTIONS, Config
+from syncer.config.machine import memory_bytes
 from syncer.config.options import Option, flag
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
@@ -22,6 +23,10 @@ from syncer.values import OutputFile, Switch
 
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_KEY = {option.name.replace("_", "-"): option for option in OPTIONS}
+ROSTER_BYTES = 16
+"""Of one learner, in core/rounds/membership.pyx, whether it ever comes or not."""
+ROSTER_SHARE = 16
+"""The roster may take one of so many parts of the memory: the others are for parameters."""
 PARSER_SETTINGS: dict[str, Any] = dict(
     allow_abbrev=False, argument_default=argparse.SUPPRESS,
     description="The parameter server of a Decoupled DiLoCo run.",
@@ -62,6 +67,7 @@ def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Config:
     try:
         config = Config(**values, given=frozenset(values))
         check_paths(config)
+        check_memory(config)
     except ConfigError as error:
         named = [f"{flag(n)} is set {where}" for n, where in origins.items()
                  if f"{flag(n)} " in str(error)]
@@ -185,6 +191,15 @@ def check_paths(config: Config) -> None:
             continue
         raise ConfigError(f"{flag(name)} {path} {problem}; name a file in a directory you may "
                           "write to")
+
+
+def check_memory(config: Config) -> None:
+    """Refuses a roster that would leave no memory for parameters, before any of it is taken."""
+    most = memory_bytes() // ROSTER_SHARE // ROSTER_BYTES
+    if config.learners > most:
+        raise ConfigError(f"--learners {config.learners} would take "
+                          f"{config.learners * ROSTER_BYTES / 2**30:.1f} GiB for the roster alone: "
+                          f"give at most {most} on this machine")
 
 
 # ------------------------------------------------------------------------------------ docs

@@ -62,6 +62,8 @@ class Option(Generic[T_co]):
     """It has no effect without each of these: whoever sets it then is told so, or refused."""
     idle: str = ""
     """Its value that asks for nothing, beside off: this one is never without effect."""
+    usual: float | None = None
+    """The most that makes sense: whoever sets more is told that it looks like a mistake."""
     hashed: At | Literal["by name"] | None = None
     """Its place in the profile hash; "by name": of a later feature, there if not the default. None
     where it changes neither what is merged nor when."""

@@ -7,10 +7,10 @@ not be together with is a rule of rules.py. Must not know where values come from
 
 from __future__ import annotations
 
-import os
 from dataclasses import field
 from typing import Any, Literal, get_args
 
+from syncer.config.machine import cores
 from syncer.config.options import Need, Option, flag, rows_of, setting, settings
 from syncer.config.profile import (
     At,
@@ -71,6 +71,7 @@ MERGE_THREADS_MAX = 32
 SECONDS_MAX = 10**9
 """Longest accepted wait, 31 years: in nanoseconds it still fits a signed 64-bit clock."""
 MILLISECONDS_MAX = 1000 * SECONDS_MAX
+A_DAY_MS = 86_400_000
 PUBLISHED, OUTER = HelocoConstants(), OuterConstants()
 
 CORRECTION = Need("delta_correction", ("heloco",))
@@ -85,8 +86,8 @@ RESUME, TAPE, NO_KEY = Need("resume"), Need("event_tape"), Need("island_hmac_key
 
 
 def available_cores() -> int:
-    """Cores this process may run on, at most 32: the default of `merge_threads`."""
-    return min(len(os.sched_getaffinity(0)), MERGE_THREADS_MAX)
+    """Cores this process may keep busy, at most 32: the default of `merge_threads`."""
+    return min(cores(), MERGE_THREADS_MAX)
 
 
 @settings
@@ -100,7 +101,7 @@ class Config:
     # ------------------------------------------------------------------------------ run, checkpoint
     learners: int = setting(row=Option(
         "run", Whole(1, U32), "learners in the run; their ids are 0 to M-1", metavar="M",
-        hashed=At(1, u32)))
+        usual=10**6, hashed=At(1, u32)))
     total_steps: int = setting(row=Option(
         "run", Whole(1), "outer steps to train; each merges one fragment", metavar="T",
         hashed=At(12, u64)))
@@ -182,7 +183,7 @@ class Config:
     grace_ms: int = setting(default=1000, row=Option(
         "rounds", Whole(0, MILLISECONDS_MAX),
         "longest wait for late pushes after the quorum, milliseconds", metavar="MS",
-        hashed=At(3, u64)))
+        usual=A_DAY_MS, hashed=At(3, u64)))
     grace_gamma: float = setting(default=0.8, row=Option(
         "rounds", Real(0.0, 1.0), "share of the estimated spare time used as grace, 0 to 1",
         metavar="G", needs=(GRACE,), hashed=At(4, f64)))
@@ -195,7 +196,7 @@ class Config:
         hashed=At(6, u32)))
     min_round_interval_ms: int = setting(default=0, row=Option(
         "rounds", Whole(0, MILLISECONDS_MAX), "shortest time between two launches, milliseconds",
-        metavar="MS", hashed=At(7, u64)))
+        metavar="MS", usual=A_DAY_MS, hashed=At(7, u64)))
     sync_interval_steps: float = setting(default=24.0, row=Option(
         "rounds", Real(0.0, SECONDS_MAX),
         "local steps between two merges of one fragment; paces launches by the slowest learner's "
@@ -278,7 +279,8 @@ class Config:
     outer_optimizer: OuterOptimizer = setting(default="nesterov", row=Option(
         "merge", OUTER_OPTIMIZER, "outer optimizer", hashed="by name"))
     outer_lr: float = setting(default=OUTER.lr, row=Option(
-        "merge", Single(), "learning rate of the outer step", metavar="LR", hashed=At(14, f32)))
+        "merge", Single(), "learning rate of the outer step", metavar="LR", usual=10.0,
+        hashed=At(14, f32)))
     outer_momentum: float = setting(default=OUTER.momentum, row=Option(
         "merge", Single(below=1.0), "momentum of the outer step, 0 <= MU < 1; sgd has none",
         metavar="MU", needs=(MOMENTUM,), hashed=At(15, f32)))
@@ -306,7 +308,7 @@ class Config:
     merge_threads: int = setting(default_factory=available_cores, row=Option(
         "merge", Whole(1, MERGE_THREADS_MAX),
         "threads of one merge, 1 to 32; the bits are the same for every N", metavar="N",
-        unset="one per core"))
+        unset="one per core, or as many as a CPU quota of the cgroup admits"))
     log_level: LogLevel = setting(default="info", row=Option(
         "log", LOG_LEVEL, "least severe level that is logged"))
     log_format: LogFormat = setting(default="text", row=Option(
@@ -346,6 +348,13 @@ class Config:
         """Of every setting that was given and has no effect: its flag, and what it needs."""
         return tuple((flag(option.name), str(need)) for option in OPTIONS
                      if (need := option.lacks(self)) is not None and self._was_given(option))
+
+    @property
+    def unusual(self) -> tuple[tuple[str, float, float], ...]:
+        """Of every setting that looks like a mistake: its flag, its value, the most usual one."""
+        return tuple((flag(option.name), value, option.usual) for option in OPTIONS
+                     if option.usual is not None
+                     and (value := getattr(self, option.name)) > option.usual)
 
     def _was_given(self, option: Option[Any]) -> bool:
         if self.given is not None:

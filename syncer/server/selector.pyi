@@ -2,6 +2,8 @@ import socket
 
 from syncer.server.loop import Loop
 
+LONGEST_WAIT_NS: int
+
 class SelectorLoop(Loop):
     @property
     def wake_write(self) -> socket.socket: ...

@@ -11,6 +11,10 @@ from syncer.server.loop cimport Handler, Loop
 from syncer.server.loop import READ, SCRATCH_BYTES
 
 
+LONGEST_WAIT_NS = 86_400 * 10**9
+"""A selector counts milliseconds in 32 bits; to wake once a day costs nothing."""
+
+
 cdef class _WakeUp(Handler):
     """Empties the wake-up socket; what woke the loop is in the posted queue."""
     cdef SelectorLoop loop
@@ -62,7 +66,9 @@ cdef class SelectorLoop(Loop):
     def poll(self, deadline_ns=None):
         """Wait until something is ready, or `deadline_ns`, or the next timer; then make a turn."""
         due_ns = self.due_ns(deadline_ns)
-        timeout = None if due_ns is None else max(0, due_ns - monotonic_ns()) / 1e9
+        timeout = None
+        if due_ns is not None:
+            timeout = min(max(0, due_ns - monotonic_ns()), LONGEST_WAIT_NS) / 1e9
         self.turn([(key.data, events) for key, events in self.selector.select(timeout)])
 
     def close(self):

@@ -168,6 +168,9 @@ class Server:
                       profile_hash=config.profile_hash.hex())
         for setting, needs in config.without_effect:
             self.log.warning("a setting has no effect", setting=setting, needs=needs)
+        for setting, value, usual in config.unusual:
+            self.log.warning("a setting is far beyond what is usual", setting=setting, value=value,
+                             usual=usual)
         if config.host is None and not (config.key_bytes or config.allow_unauthenticated):
             self.log.info("only this machine can connect: no key is set (SYNCER_HMAC_KEY)")
 

@@ -13,6 +13,7 @@ import pytest
 
 from syncer.config import OPTIONS
 from syncer.config.options import flag
+from syncer.config.table import MILLISECONDS_MAX, SECONDS_MAX
 from syncer.errors import InvariantViolation
 from syncer.flags import read_config
 from syncer.merge import FragmentStore
@@ -135,6 +136,24 @@ def test_what_has_no_effect_is_a_warning_each(tmp_path, lacking):
         assert server.wait() == 143
         found = server.log.find("a setting has no effect", level="warning")
         assert [(line["setting"], line["needs"]) for line in found] == list(given.without_effect)
+
+
+WAITS = [option for option in OPTIONS if getattr(option.values, "high", 0) in (
+    SECONDS_MAX, MILLISECONDS_MAX)]
+
+
+@pytest.mark.parametrize("option", WAITS, ids=lambda option: option.name)
+def test_a_wait_may_be_as_long_as_its_flag_admits(tmp_path, option):
+    """31 years and more: the selector counts milliseconds in 32 bits."""
+    settings = {option.name: option.values.high} | (
+        {"quorum_capacity": 1.0} if option.name == "soft_deadline_s" else {})
+    with (ServerThread(tmp_path, **settings) as server,
+          server.learner(0, SMALL) as learner):
+        learner.send_init([ZEROS])
+        learner.push(learner.pull(1), ZEROS)
+        server.log.wait("outer step", step=1)
+        server.server.stop(signal.SIGTERM)
+        server.log.wait("stopped by signal 15")
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 
+from syncer import flags
 from syncer.config import OPTIONS, Config
 from syncer.config.options import flag
 from syncer.errors import ConfigError
@@ -192,6 +193,23 @@ def test_help_fits_80_columns_and_shows_every_flag_with_its_default(monkeypatch)
         assert flag(option.name) in text
         assert f"({''.join(default_text(option).split())})" in squeezed
         assert f"| `{flag(option.name)}" in markdown_table()
+
+
+def test_a_roster_that_leaves_no_memory_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr(flags, "memory_bytes", lambda: 2**30)
+    assert read_config(["--learners", str(2**22), "--total-steps", "8"], {}).learners == 2**22
+    assert "give at most 4194304 on this machine" in refusal(
+        ["--learners", str(2**22 + 1), "--total-steps", "8"])
+    assert "--learners 4294967295 would take 64.0 GiB" in refusal(
+        ["--learners", str(2**32 - 1), "--total-steps", "8"])
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.usual], ids=lambda option: option.name)
+def test_what_is_far_beyond_the_usual_is_named(option):
+    most = option.usual
+    for value, named in ((most, False), (most + 1, True)):
+        given = Config(**{"learners": 4, "total_steps": 8, option.name: value})
+        assert given.unusual == (((flag(option.name), value, most),) if named else ())
 
 
 # ------------------------------------------------------------------------ without effect

@@ -61,6 +61,16 @@ def test_a_deadline_ends_the_wait_and_a_timer_is_not_early(loop):
     assert fired[0] >= begun_ns + 30_000_000
 
 
+def test_a_wait_of_years_is_one_that_can_be_woken(loop):
+    fired = []
+    loop.call_at(loop.now_ns() + 10**18, lambda: fired.append("never"))
+    loop.wake()
+    loop.poll()
+    loop.wake()
+    loop.poll(loop.now_ns() + 10**18)
+    assert not fired
+
+
 def test_posts_of_other_threads_come_in_order_and_in_this_thread(loop):
     seen = []
     count = 3 * POSTED_PER_TURN
