@@ -47,7 +47,9 @@ class Watch:
         self.acknowledged: set = set()
         self.eligible: set = set()
         self.folds: dict = {}
-        self.carried: dict = {}
+        self.origins: dict = {}
+        self.merged: set = set()
+        self.first_step = scheduler.global_step + 1
         self.parked: set = set()
         self.exit: act.Exit | None = None
         self.saves: list[act.Save] = []
@@ -60,6 +62,8 @@ class Watch:
         if payload is not None:
             assert id(payload) not in self.owned, "a test gave the same payload twice"
             self.owned[id(payload)] = payload
+            if isinstance(event, ev.Push):
+                self.origins[id(payload)] = (event.learner, event.step, event.attempt)
         if isinstance(event, ev.Disconnected):
             self.connected.discard((event.learner, event.generation))
         elif isinstance(event, ev.CaughtUp):
@@ -172,20 +176,22 @@ class Watch:
         assert len(set(own)) == len(own), f"4: {who}"
         if self.config.fixed_roster:
             assert own == list(range(self.config.learners)), f"10: {who}"
-        for late in action.contributions:
-            if late.carried and late.payload is not None:
-                self.carried_once(late)
         if action.step in self.folds:
-            self.whole_fold(action)
+            pushes = self.whole_fold(action)
+        else:
+            pushes = [(self.origins[id(c.payload)], c) for c in action.contributions]
+        for push, contribution in pushes:
+            self.merged_once(push, contribution)
         round = self.scheduler.rounds[action.step]
         assert decide(round, self.config, self.scheduler.now_ns) == "CLOSE", f"{round} too early"
         assert action.step not in self.merging, f"2: step {action.step} merged twice"
         self.merging[action.step] = action
 
-    def carried_once(self, late):
-        """18: one late push is merged at most once."""
-        assert id(late.payload) not in self.carried, f"18: {late} merged twice"
-        self.carried[id(late.payload)] = late.payload
+    def merged_once(self, push, contribution):
+        """18: one push is merged at most once, however often and on whatever connection it came."""
+        assert push not in self.merged, f"18: {push} merged twice, now as {contribution}"
+        assert push[1] >= self.first_step, f"18: {push} may have been merged before this process"
+        self.merged.add(push)
 
     def on_openfold(self, action):
         self.folds[action.step] = (action, [])
@@ -193,15 +199,17 @@ class Watch:
     def on_fold(self, action):
         opened, folded = self.folds[action.step]
         assert opened.attempt == action.attempt, f"{action} is not of the open fold {opened}"
-        folded.append(action.contribution)
+        push = self.origins[id(action.contribution.payload)]
+        folded.append((push, action.contribution))
 
     def whole_fold(self, action):
         """11: an exact fold closes with all of its roster, any fold with what it was given."""
         opened, folded = self.folds.pop(action.step)
         merged = sorted((c.learner, c.carried, c.weight) for c in action.contributions)
-        assert merged == sorted((c.learner, c.carried, c.weight) for c in folded)
+        assert merged == sorted((c.learner, c.carried, c.weight) for _, c in folded)
         if self.scheduler.policy.exact_fold:
             assert opened.learners == tuple(c.learner for c in action.contributions), "11"
+        return folded
 
     def on_park(self, action):
         assert self.owned[id(action.payload)] is action.payload, "parked, but not ours"

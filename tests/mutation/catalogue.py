@@ -135,6 +135,14 @@ ADMISSION = broken(
      "if self.members.find(event.learner, event.generation) is None:", "if False:"),
     ("8.1", "a learner's delta is merged and carried",
      "return not self.late.was_merged(event.step, event.learner)", "return True"),
+    ("8.1", "a late push of before the restart is carried",
+     "if not self.first_step <= event.step < self.next_step:",
+     "if not 1 <= event.step < self.next_step:"),
+    ("8.8", "a late push that joined a round is not remembered",
+     "                    self.late.note_taken(event)\n", ""),
+    ("8.8", "a late push that waits is not remembered",
+     "            self.late.note_taken(event)\n            self.emit(act.Park",
+     "            self.emit(act.Park"),
 )
 ROUNDS = broken(
     "core/rounds/carry.pyx",

@@ -132,7 +132,8 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         "ns_per_byte": world.between(1, 1e5), "half_open_ms": world.between(10, 20_000),
         "capacity": int(world.between(60, rng.choice([400, 100_000]))),
         "spurious": rng.random() < 0.3, "misconfigured": rng.choice([0, 0, 0.2]),
-        "duplicate": rng.choice([0, 0, 0.3]), "impatience": rng.choice([0, 0, 0, 0.3]),
+        "duplicate": rng.choice([0, 0, 0.3]), "resend": rng.choice([0, 0.5, 1]),
+        "impatience": rng.choice([0, 0, 0, 0.3]),
         "turn_ns": int(world.between(0.001, 5) * 1_000_000),
         # As if tensors were large: bytes of one piece, elements decoded on the spot.
         "chunk_bytes": rng.choice([17, 64, 4 << 20]),

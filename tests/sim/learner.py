@@ -6,6 +6,8 @@ from outside: its connection breaks, its process restarts, it sends what it shou
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from syncer.errors import SyncerError
@@ -44,6 +46,8 @@ class SimLearner:
         self.blown_up = 0
         self.lagging = False
         self.done = False
+        self.sent: deque[tuple[Push, bytes]] = deque(maxlen=4)
+        """Its newest pushes: it cannot know which of them a connection that broke has carried."""
         self.wrong: str | None = None
         """What its next process is misconfigured with; it is told off, and started again."""
         if world.chance(settings["misconfigured"]):
@@ -55,6 +59,7 @@ class SimLearner:
         if self.done:
             return
         self.process += 1
+        self.sent.clear()
         layout = self.fleet.layout
         self.new_session()
         start = np.random.default_rng(7 if self.learner == 0 else self.world.rng.randrange(1 << 30))
@@ -96,6 +101,9 @@ class SimLearner:
             self.send_init()
         if self.session.phase is Phase.ACKNOWLEDGING:
             link.control(self.session.acknowledge())
+        if self.world.chance(self.settings["resend"]):
+            for push, delta in self.sent:
+                link.tensor(self.session.tensors.push(push, delta))
         impatient = self.world.now_ns < self.fleet.faults_end_ns
         if impatient and self.world.chance(self.settings["impatience"]):
             self.world.after(self.world.between(0.01, 50) * MS, self.dial_again)
@@ -210,6 +218,7 @@ class SimLearner:
             self.done = True
 
     def send_push(self, push, delta: bytes) -> None:
+        self.sent.append((push, delta))
         if self.link is None:
             return
         message = self.session.tensors.push(push, delta)

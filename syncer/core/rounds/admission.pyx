@@ -26,7 +26,8 @@ rule 5.7. An accepted push is kept whatever becomes of its sender. Against an ol
 rule 8.1. A push is late if its round, or the attempt it answers, is over. It is of use if its
     sender lives, its base is no newer than the fragment, and no push of that learner was merged in
     that step: then it says something that no merge has heard. It joins the fragment's gathering
-    round if that holds nothing of this learner, else it waits (rule 8.2).
+    round if that holds nothing of this learner, else it waits (rule 8.2). Its step has to be one of
+    this process: of an older one nobody knows any more whether it was merged.
 
 rule 7.3. A folded push is in the sum, and its payload free. A carried one is kept until the round
     is merged, since a relaunch folds it again.
@@ -116,7 +117,9 @@ cdef class Admission(Joining):
     # rule 8.1
     cdef bint carriable(self, Round round, object event):
         """Has the round of this push closed without it, and could it still be of use?"""
-        if not 1 <= event.step < self.next_step:
+        if not self.first_step <= event.step < self.next_step:
+            return False
+        if self.late.was_taken(event):
             return False
         if event.fragment != fragment_of(event.step, self.fragments):
             return False
@@ -138,9 +141,11 @@ cdef class Admission(Joining):
                 slot = round.slots.get(event.learner)
                 if event.learner not in round.carried and (
                         slot is None or (<Slot>slot).push is None):
+                    self.late.note_taken(event)
                     return self.attach(round, event, False)
         dropped = self.late.put(event)
         if dropped is not event:
+            self.late.note_taken(event)
             self.emit(act.Park(event.payload))
             self.log("INFO", "late push waits for the next round", {
                 "learner": event.learner, "generation": event.generation,

@@ -10,6 +10,7 @@ cdef class Carried:
 cdef class CarryQueue:
     cdef readonly dict waiting               # fragment -> {learner id: Push}
     cdef readonly dict merged                # fragment -> [(step, ids merged by push)], newest last
+    cdef readonly dict taken                 # fragment -> [{(learner id, step, attempt)}], likewise
     cdef readonly Py_ssize_t fragments
     cdef Py_ssize_t memory
 
@@ -18,3 +19,5 @@ cdef class CarryQueue:
     cdef list clear(self)
     cdef int note_merged(self, long long step, frozenset learners) except -1
     cdef bint was_merged(self, long long step, object learner)
+    cdef int note_taken(self, object push) except -1
+    cdef bint was_taken(self, object push)

@@ -8,10 +8,13 @@ relative to what it last applied, so of two deltas of one fragment the one again
 says more about where the learner stands now, and merging both would count the stretch they share
 twice. Two of the same base are the same stretch, and the first is kept.
 
+rule 8.8. A learner whose connection broke cannot know whether its push arrived, and may send it
+    again. The first copy is the one that counts, wherever it was merged.
+
 Two things are bounded here, because a fleet may run for months. What waits is one push for each
-learner and fragment, in its wire form. What was merged is remembered only for as many rounds of the
-fragment as a delta may lag: an older push would be refused for its lag anyway, so that it is not
-asked whether its learner was in that round (rule 8.1).
+learner and fragment, in its wire form. What was merged or taken is remembered only for as many
+rounds of the fragment as a delta may lag: the same push, sent again later, would be refused for its
+lag anyway, so that it is not asked whether it has been here before (rule 8.1).
 """
 
 from syncer.steps cimport fragment_of
@@ -35,6 +38,7 @@ cdef class CarryQueue:
         self.memory = max_lag + 2
         self.waiting = {}
         self.merged = {}
+        self.taken = {}
 
     # rule 8.2
     cdef object put(self, object push):
@@ -62,11 +66,31 @@ cdef class CarryQueue:
 
     cdef int note_merged(self, long long step, frozenset learners) except -1:
         """These learners' pushes were merged in this step."""
-        cdef list steps = self.merged.setdefault(fragment_of(step, self.fragments), [])
+        cdef Py_ssize_t fragment = fragment_of(step, self.fragments)
+        cdef list steps = self.merged.setdefault(fragment, [])
+        cdef list taken = self.taken.get(fragment)
         steps.append((step, learners))
         if len(steps) > self.memory:
             del steps[0]
+        if taken is not None:
+            taken.append(set())
+            if len(taken) > self.memory:
+                del taken[0]
+            if not any(taken):
+                del self.taken[fragment]
         return 0
+
+    # rule 8.8
+    cdef int note_taken(self, object push) except -1:
+        """This late push has had its chance."""
+        cdef list taken = self.taken.setdefault(push.fragment, [set()])
+        (<set>taken[len(taken) - 1]).add((push.learner, push.step, push.attempt))
+        return 0
+
+    cdef bint was_taken(self, object push):
+        """Was it taken before, on this or another connection of its learner?"""
+        cdef tuple key = (push.learner, push.step, push.attempt)
+        return any([key in taken for taken in self.taken.get(push.fragment, ())])
 
     cdef bint was_merged(self, long long step, object learner):
         """Was a push of the learner merged in this step, as far as that can still matter?"""

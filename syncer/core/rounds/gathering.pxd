@@ -11,6 +11,7 @@ cdef class Gathering(Ground):
     cdef readonly Py_ssize_t depth           # of --pipeline
     cdef readonly long long global_step      # newest committed step
     cdef readonly long long next_step        # to be launched
+    cdef readonly long long first_step       # that this process launches
     cdef readonly long long next_launch_ns
     cdef readonly long long sync_ns          # compute + commit + broadcast of the last commit
     cdef readonly CarryQueue late            # None before the session is known

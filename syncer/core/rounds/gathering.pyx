@@ -70,6 +70,7 @@ cdef class Gathering(Ground):
         """The number of fragments is known: by the first HELLO, or by a checkpoint of `step`."""
         self.fragments = fragments
         self.global_step = step
+        self.first_step = step + 1
         self.next_step = step + 1
         self.versions = [version_at(step, p, fragments) for p in range(fragments)]
         self.depth = min(max(self.policy.pipeline, 1), fragments)
