@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from syncer.config import OPTIONS, Config
 from syncer.config.machine import memory_bytes
 from syncer.config.options import Option, flag
+from syncer.config.paths import clash_of_outputs
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
 from syncer.values import OutputFile, Switch
@@ -191,6 +192,9 @@ def check_paths(config: Config) -> None:
             continue
         raise ConfigError(f"{flag(name)} {path} {problem}; name a file in a directory you may "
                           "write to")
+    clash = clash_of_outputs(config)
+    if clash is not None:
+        raise ConfigError(clash)
 
 
 def check_memory(config: Config) -> None:

@@ -204,10 +204,13 @@ class AtomicFile:
         self.flush()
         with self._calling("sync", "made durable (fsync)"):
             self.files.sync(self.descriptor)
+        with self._calling("status", "looked at"):
+            mine = self.files.status(self.descriptor)
         descriptor, self.descriptor = self.descriptor, -1
         with self._calling("close", "closed"):
             self.files.close(descriptor)
         kept = self._keep_old()
+        self._check_mine(mine)
         with self._calling("rename", "renamed"):
             self.files.rename(self.temporary, self.path)
         try:
@@ -215,6 +218,18 @@ class AtomicFile:
         except OSError as error:
             raise self._take_back(kept, error) from None
         self._forget_old()
+
+    def _check_mine(self, mine: os.stat_result) -> None:
+        """A second writer, let in by a lock that does not hold (two hosts, a network file system),
+        has put its partial file under the same name: that must not be published."""
+        with self._calling("status", "found again under its temporary name"):
+            there = self.files.status(self.temporary)
+        if (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+            temporary, self.temporary = self.temporary, ""  # it is the other's
+            self.abort()
+            raise WriteError(f"{self.shown} is being written by another process, too: {temporary} "
+                             "is not the file that this one wrote; the file that was there is "
+                             "unchanged; stop one of them", errno.EBUSY, "status")
 
     def _keep_old(self) -> bool:
         """Give the old file a second name; False if there is none, or no such thing as links."""
@@ -261,7 +276,8 @@ class AtomicFile:
             with suppress(OSError):
                 self.files.close(descriptor)
         with suppress(OSError):
-            self._remove(self.temporary)
+            if self.temporary:
+                self._remove(self.temporary)
         with suppress(OSError):
             if self.backup and self.files.exists(self.path):
                 self._remove(self.backup)

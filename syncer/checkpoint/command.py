@@ -19,6 +19,7 @@ from syncer.checkpoint.facts import FORMATS
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
+from syncer.config.paths import is_one_file
 from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
 from syncer.kernels import SUM_BLOCK, sumsq
 from syncer.layout import MERGE_MODES
@@ -166,8 +167,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
+    _refuse_own(args)
     named = load_layout(args.layout) if args.layout else None
-    with Checkpoint(args.file) as checkpoint, PathLock(args.output):
+    with Checkpoint(args.file) as checkpoint, PathLock(args.output, "OUTPUT"):
         if named is not None:
             _check_fingerprint(checkpoint, named, args.layout)
         form = args.to or next(f for f in FORMATS if f != checkpoint.format)
@@ -177,6 +179,14 @@ def _convert(args: argparse.Namespace) -> int:
     _show(args, {"path": args.output, "format": form, "bytes": written},
           [f"{args.output}: {form}, {size(written)}, step {checkpoint.facts.step}"])
     return 0
+
+
+def _refuse_own(args: argparse.Namespace) -> None:
+    """The output must not be what is read, under whatever name."""
+    for what, name in ("FILE", args.file), ("--layout", args.layout):
+        if name is not None and is_one_file(name, args.output):
+            raise ConfigError(f"OUTPUT {args.output} is {what} {name} itself, which would be lost: "
+                              "name another file")
 
 
 def _check_fingerprint(checkpoint: Checkpoint, named: NamedLayout, path: str) -> None:
@@ -219,8 +229,9 @@ def difference(first: Checkpoint, second: Checkpoint, progress: Progress) -> str
 
 # ------------------------------------------------------------------------------------ export
 def _export(args: argparse.Namespace) -> int:
+    _refuse_own(args)
     named = load_layout(args.layout)
-    with Checkpoint(args.file) as checkpoint:
+    with Checkpoint(args.file) as checkpoint, PathLock(args.output, "OUTPUT"):
         _check_fingerprint(checkpoint, named, args.layout)
         chosen = list(_numbers(args.fragments, len(checkpoint.facts.numels)))
         with Progress("exporting", wanted=not args.json) as bar:

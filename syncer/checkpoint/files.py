@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from syncer.checkpoint.lock import PathLock
+from syncer.checkpoint.lock import PathLock, real_path
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Files:
 
     def real_path(self, path: str) -> str:
         """Where a symbolic link leads in the end; any other path as it is."""
-        return os.path.realpath(path) if os.path.islink(path) else path
+        return real_path(path)
 
     def lock(self, path: str) -> PathLock:
         """The path for this process alone. Raises `ConfigError` instead of OSError."""

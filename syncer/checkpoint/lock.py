@@ -1,4 +1,4 @@
-"""One server per checkpoint: `<path>.lock`, held by flock for as long as the server lives.
+"""One writer per checkpoint: `<path>.lock`, held by flock for as long as the writer lives.
 
 Must not be trusted for more than it says: a killed process leaves the file, but never the lock.
 """
@@ -12,20 +12,27 @@ from contextlib import suppress
 from syncer.errors import ConfigError
 
 
+def real_path(path: str) -> str:
+    """Where a symbolic link leads in the end; any other path as it is."""
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
 class PathLock:
-    """Holds `<path>.lock`; `close` gives it back and removes the file.
+    """Holds `<path>.lock`; `close` gives it back and removes the file. A file has one lock, under
+    whatever symbolic links it is named. what: the option that names it, for messages.
 
     Raises `ConfigError` naming the process that has it, or why it cannot be taken.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = f"{os.fspath(path)}.lock"
+    def __init__(self, path: str | os.PathLike[str], what: str = "--checkpoint-path"):
+        self.path = f"{real_path(os.fspath(path))}.lock"
+        self.what = what
         self.descriptor = -1
         while self.descriptor < 0:
             try:
                 self.descriptor = self._take(os.fspath(path))
             except OSError as error:
-                raise ConfigError(f"--checkpoint-path {os.fspath(path)} cannot be locked with "
+                raise ConfigError(f"{what} {os.fspath(path)} cannot be locked with "
                                   f"{self.path}: {error.strerror}; name a file in a directory you "
                                   "may write to") from None
 
@@ -39,8 +46,8 @@ class PathLock:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             raise ConfigError(
-                f"--checkpoint-path {shown} is in use by process {owner or 'unknown'}, which holds "
-                f"{self.path}; stop that server or name another file") from None
+                f"{self.what} {shown} is in use by process {owner or 'unknown'}, which holds "
+                f"{self.path}; stop it or name another file") from None
         except OSError:
             os.close(descriptor)
             raise

@@ -44,9 +44,10 @@ class _Job(NamedTuple):
 
 
 class Saver:
-    """Writes the checkpoints of one run to `path`.
+    """Writes the checkpoints of one run to `path`, or to where that leads as a symbolic link.
 
-    keep: the newest so many stay as hard links `<path>.step-<t>`. retries: passing errors of one
+    keep: the newest so many stay as hard links `<path>.step-<t>` beside the file itself. A marker
+    lies beside the name as it was given. retries: passing errors of one
     save that are tried again. warn: told, on the lane, of what did not go well but is no failure.
     lane: where it writes; by default a thread that it starts.
     """
@@ -55,7 +56,8 @@ class Saver:
                  retries: int = 1, direct: bool = False, files: Files = FILES,
                  lane: Lane | None = None, pause_s: float = 0.1,
                  warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None):
-        self.path = os.fspath(path)
+        self.shown = os.fspath(path)
+        self.path = files.real_path(self.shown)
         self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
         self.files, self.pause_s, self.warn = files, pause_s, warn
         self.lane = lane or Lane()
@@ -97,7 +99,7 @@ class Saver:
         files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
         while True:
             try:
-                written = write_checkpoint(self.path, job.cut, self.form, files=files,
+                written = write_checkpoint(self.shown, job.cut, self.form, files=files,
                                            direct=self.direct, let_go=job.let_go,
                                            beside=self.lane.beside)
                 break
@@ -108,18 +110,19 @@ class Saver:
                 if not files.take_retry(error.call, problem):
                     raise
         if job.mark:
-            write_marker(self.path, job.cut.facts.step, files)
+            write_marker(self.shown, job.cut.facts.step, files)
         if self.keep:
             self._keep(job.cut.facts.step)
         return written
 
     def _retried(self, call: str, error: OSError) -> None:
-        self.warn("checkpoint write tried again", {"path": self.path, "call": call,
+        self.warn("checkpoint write tried again", {"path": self.shown, "call": call,
                                                    "error": error.strerror})
 
     def unmark(self) -> None:
         """The run will do more steps: no marker may say otherwise. Raises `WriteError`."""
-        remove_marker(self.path, self.files)
+        for name in dict.fromkeys((self.shown, self.path)):
+            remove_marker(name, self.files)
 
     # ---------------------------------------------------------------------- earlier checkpoints
     def _keep(self, step: int) -> None:

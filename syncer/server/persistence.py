@@ -77,7 +77,7 @@ class Persistence:
         except OSError as error:
             self.log.warning("what an earlier server left could not be removed",
                              path=self.saver.path, error=error.strerror)
-        facts, path = self.facts, self.saver.path
+        facts, path = self.facts, self.saver.shown
         step = 0 if facts is None else facts.step
         if step < self.config.total_steps:
             self.saver.unmark()

@@ -355,6 +355,26 @@ def test_a_failing_digest_thread_fails_the_save(tmp_path, monkeypatch):
     assert not names_in(tmp_path)
 
 
+def test_somebody_elses_partial_file_is_never_published(tmp_path):
+    """Two writers of one name, as after a lock that does not hold: the first one's name leads to
+    what the second has begun."""
+    write_checkpoint(tmp_path / "c", make_cut(1))
+    whole = (tmp_path / "c").read_bytes()
+    first = AtomicFile(tmp_path / "c")
+    first.append(b"a" * 100_000)
+    with AtomicFile(tmp_path / "c") as second:
+        second.append(b"torn")
+        second.flush()
+        with pytest.raises(WriteError, match=r"by another process, too.*unchanged"):
+            first.commit()
+        first.abort()
+        assert (tmp_path / "c").read_bytes() == whole
+        assert (tmp_path / "c.tmp").read_bytes() == b"torn", "it is the other's"
+        second.commit()
+    assert (tmp_path / "c").read_bytes() == b"torn"
+    assert names_in(tmp_path) == {"c"}
+
+
 # -------------------------------------------------------------------------------- retries
 @pytest.mark.parametrize("call", ["write", "create", "rename", "free_bytes", "link"])
 def test_a_passing_error_is_tried_again(tmp_path, call):

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from syncer.checkpoint import progress as bars
 from syncer.checkpoint.facts import Cut
+from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
@@ -246,3 +247,34 @@ def test_on_a_real_terminal_the_bar_leaves_no_trace(files):
     with pytest.raises(OSError):  # noqa: PT011 (nothing was written: EIO or EAGAIN)
         os.read(leader, 1)
     os.close(leader)
+
+
+@pytest.mark.parametrize("action", ["convert", "export"])
+@pytest.mark.parametrize("name", ["c", "link", "hard", "./c", "layout.json"])
+def test_the_file_that_is_read_is_never_the_output(capsys, files, action, name):
+    """Under whatever name; the layout file neither."""
+    path, layout, _ = files
+    (path.parent / "link").symlink_to(path)
+    (path.parent / "hard").hardlink_to(path)
+    before, there = path.read_bytes(), names_in(path.parent)
+    words = layout.read_bytes()
+    status, out, err = call(capsys, action, path, path.parent / name, "--layout", layout)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "name another file" in err
+    assert (path.read_bytes(), layout.read_bytes(), names_in(path.parent)) == (before, words, there)
+
+
+@pytest.mark.parametrize("action", ["convert", "export"])
+def test_a_file_that_a_server_holds_is_not_written(capsys, files, action):
+    path, layout, _ = files
+    target = path.parent / "run"
+    write_checkpoint(target, make_cut(3))
+    before = target.read_bytes()
+    (path.parent / "link").symlink_to(target)
+    with PathLock(target):
+        status, _, err = call(capsys, action, path, path.parent / "link", "--layout", layout)
+    assert status == 2
+    assert "OUTPUT" in err
+    assert f"in use by process {os.getpid()}" in err
+    assert target.read_bytes() == before

@@ -210,6 +210,28 @@ def test_the_last_ones_stay_as_hard_links(tmp_path, outcomes):
     assert not saver.warnings
 
 
+@pytest.mark.parametrize("where", [".", "large-disk"])
+def test_earlier_ones_through_a_symbolic_link(tmp_path, outcomes, where):
+    """They hold what they are named after, and lie beside the file itself."""
+    disk = tmp_path / where
+    disk.mkdir(exist_ok=True)
+    (tmp_path / "c").symlink_to(disk / "run")
+    saver = saver_of(tmp_path, keep=2)
+    for step in (2, 4, 6):
+        assert run_one(saver, make_cut(step), outcomes, mark=step == 6).error is None
+    assert names_in(disk) >= {"run", "run.step-4", "run.step-6"}
+    for step in (4, 6):
+        assert not (disk / f"run.step-{step}").is_symlink()
+        with Checkpoint(disk / f"run.step-{step}") as checkpoint:
+            assert checkpoint.facts.step == step
+    assert (tmp_path / "c.final").exists(), "beside the name that was given"
+    (disk / "run.final").write_bytes(b"of a run that was given the other name")
+    saver.unmark()
+    saver.close()
+    assert not saver.warnings
+    assert names_in(tmp_path) | names_in(disk) <= {"c", "run", "run.step-4", "run.step-6", where}
+
+
 def test_another_history_and_other_files_are_left_alone(tmp_path, outcomes):
     others = {"c.step-100", "c.step-x", "c.step-3.bak", "d.step-1"}
     for name in others:
@@ -293,6 +315,23 @@ def test_within_a_process_too(tmp_path):
         PathLock(tmp_path / "c")
     with PathLock(tmp_path / "c"), PathLock(tmp_path / "d"):
         pass
+
+
+def test_one_lock_under_every_name(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c").symlink_to(tmp_path / "disk" / "run")
+    (tmp_path / "chain").symlink_to(tmp_path / "c")
+    with PathLock(tmp_path / "chain"):
+        assert names_in(tmp_path / "disk") == {"run.lock"}
+        for name in ("c", "chain", "disk/run"):
+            with pytest.raises(ConfigError, match=str(os.getpid())):
+                PathLock(tmp_path / name)
+
+
+def test_a_link_into_a_directory_that_is_not_there(tmp_path):
+    (tmp_path / "c").symlink_to(tmp_path / "nowhere" / "run")
+    with pytest.raises(ConfigError, match="name a file in a directory"):
+        PathLock(tmp_path / "c")
 
 
 def test_many_takers_of_one_lock(tmp_path):

@@ -56,6 +56,8 @@ def one_sentence(result: subprocess.CompletedProcess) -> str:
     (("--learners", "1", "--total-steps", "1", "--no-such-flag"), "--no-such-flag is unknown"),
     (("--learners", "1", "--total-steps", "1", "--host", "0.0.0.0"), "SYNCER_HMAC_KEY"),
     (("--learners", "1", "--total-steps", "1", "--event-tape", "/no/such/place/tape"), "/no/such"),
+    (("--learners", "1", "--total-steps", "1", "--checkpoint-path", "/tmp/no-such-syncer-run",
+      "--final-state", "/tmp/no-such-syncer-run"), "would both write /tmp/no-such-syncer-run:"),
 ])
 def test_a_bad_flag_is_one_sentence_and_status_2(flags, text):
     result = run_server(*flags)

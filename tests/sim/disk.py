@@ -268,7 +268,7 @@ class SimFiles(Files):
     def status(self, file: str | int) -> os.stat_result:
         self._call("status")
         inode = self.descriptors[file] if isinstance(file, int) else self._inode(file)
-        return os.stat_result((stat.S_IFREG | inode.mode, 0, 0, 1, inode.owner, inode.owner,
+        return os.stat_result((stat.S_IFREG | inode.mode, id(inode), 0, 1, inode.owner, inode.owner,
                                self._size(inode), 0, 0, 0))
 
     def exists(self, path: str) -> bool:
