@@ -30,6 +30,7 @@ MEANINGS = {
     "resumed from checkpoint": "the run goes on from this step",
     "what an earlier server left could not be removed":
         "partial files beside the checkpoint still take space; the next save tries again",
+    "final state write tried again": "an error of the disk that may pass by",
     "the checkpoint that is there will be replaced; --resume would continue it":
         "a new run was started beside an old one's file: stop it now if that was not meant",
     "connection refused": "a socket was turned away, and told why",

@@ -229,7 +229,7 @@ class AtomicFile:
             self.abort()
             raise WriteError(f"{self.shown} is being written by another process, too: {temporary} "
                              "is not the file that this one wrote; the file that was there is "
-                             "unchanged; stop one of them", errno.EBUSY, "status")
+                             "unchanged; stop one of them", errno.EEXIST, "status")
 
     def _keep_old(self) -> bool:
         """Give the old file a second name; False if there is none, or no such thing as links."""

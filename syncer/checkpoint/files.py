@@ -23,6 +23,8 @@ PERMANENT = frozenset({
     errno.EXDEV, errno.EMLINK, errno.EBADF, errno.EEXIST,
 })
 """Errors that the same call will give again; everything else may be a moment's trouble."""
+RETRY_PAUSE_S = 0.1
+"""Before a call that failed is tried again."""
 
 
 class Files:
@@ -117,7 +119,7 @@ class Patient(Files):
     whole file anew. sleep: what passes the time between two attempts.
     """
 
-    def __init__(self, files: Files, retries: int, pause_s: float = 0.1,
+    def __init__(self, files: Files, retries: int, pause_s: float = RETRY_PAUSE_S,
                  told: Callable[[str, OSError], None] | None = None,
                  sleep: Callable[[float], None] = time.sleep):
         self.files, self.left, self.pause_s, self.sleep = files, retries, pause_s, sleep

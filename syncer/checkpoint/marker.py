@@ -14,11 +14,13 @@ def marker_path(path: str | os.PathLike[str]) -> str:
     return f"{os.fspath(path)}.final"
 
 
-def write_marker(path: str | os.PathLike[str], step: int, files: Files = FILES) -> None:
-    """Mark the checkpoint at `path` as final at `step`. Raises `WriteError`."""
+def write_marker(path: str | os.PathLike[str], step: int, files: Files = FILES) -> int:
+    """Mark the checkpoint at `path` as final at `step`; returns the bytes written. Raises
+    `WriteError`."""
     with AtomicFile(marker_path(path), files=files) as file:
         file.append(f"YETO_FINAL_V1\nglobal_step={step}\n".encode())
         file.commit()
+        return file.size
 
 
 def remove_marker(path: str | os.PathLike[str], files: Files = FILES) -> None:

@@ -15,13 +15,25 @@ from typing import Any, NamedTuple
 
 from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.facts import SAFETENSORS, Cut
-from syncer.checkpoint.files import FILES, Files, Patient
+from syncer.checkpoint.files import FILES, RETRY_PAUSE_S, Files, Patient
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.marker import remove_marker, write_marker
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import CheckpointError
 
-FSYNCS = ("sync", "sync_directory")
+
+def written_anew(write: Callable[[Files], int], files: Patient) -> int:
+    """What `write` returns, begun again from nothing where a call failed that may not be repeated
+    alone (an fsync, a check of the space), as often as `files` has retries left."""
+    while True:
+        try:
+            return write(files)
+        except WriteError as error:
+            if error.number is None:
+                raise
+            problem = OSError(error.number, os.strerror(error.number))
+            if not files.take_retry(error.call, problem):
+                raise
 
 
 class Outcome(NamedTuple):
@@ -54,7 +66,7 @@ class Saver:
 
     def __init__(self, path: str | os.PathLike[str], *, form: str = SAFETENSORS, keep: int = 0,
                  retries: int = 1, direct: bool = False, files: Files = FILES,
-                 lane: Lane | None = None, pause_s: float = 0.1,
+                 lane: Lane | None = None, pause_s: float = RETRY_PAUSE_S,
                  warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None):
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
@@ -67,8 +79,9 @@ class Saver:
              let_go: bool = False) -> None:
         """Write the cut behind whatever is being written; then `done(outcome)` on the lane.
 
-        mark: it is the final one of a marked run. let_go: give each version back as soon as it is
-        written; such a save cannot begin anew after a failed fsync, and gives way to the rounds.
+        mark: it is the final one of a marked run. let_go: the save gives way to the rounds, and
+        once it could not begin anew in any case (no retry left) each version is given back as soon
+        as it is written.
         """
         self.jobs.append(_Job(kind, cut, done, mark, let_go))
         self.lane.submit(self._next, gives_way=let_go)
@@ -97,20 +110,13 @@ class Saver:
 
     def _write(self, job: _Job) -> int:
         files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
-        while True:
-            try:
-                written = write_checkpoint(self.shown, job.cut, self.form, files=files,
-                                           direct=self.direct, let_go=job.let_go,
-                                           beside=self.lane.beside)
-                break
-            except WriteError as error:
-                if error.call not in FSYNCS or job.let_go or error.number is None:
-                    raise
-                problem = OSError(error.number, os.strerror(error.number))
-                if not files.take_retry(error.call, problem):
-                    raise
+        written = written_anew(
+            lambda patient: write_checkpoint(
+                self.shown, job.cut, self.form, files=patient, direct=self.direct,
+                let_go=job.let_go and not files.left, beside=self.lane.beside), files)
         if job.mark:
-            write_marker(self.shown, job.cut.facts.step, files)
+            written_anew(lambda patient: write_marker(self.shown, job.cut.facts.step, patient),
+                         files)
         if self.keep:
             self._keep(job.cut.facts.step)
         return written

@@ -36,9 +36,13 @@ class Need(NamedTuple):
     """A file is asked for and this says where: there is no run without it."""
     words: str = ""
     """How it is named, if not as flag and value."""
+    also: str = ""
+    """A setting that does as well."""
 
     def holds(self, config: object) -> bool:
         """Whether this configuration has it."""
+        if self.also and getattr(config, self.also):
+            return True
         value = getattr(config, self.name)
         return value in self.values if self.values else bool(value) != self.off
 

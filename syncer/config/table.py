@@ -81,6 +81,7 @@ DELAYED = Need("outer_optimizer", ("delayed-nesterov",))
 CARRY = Need("late_carry")
 CAPACITY, COUNT = Need("quorum_capacity"), Need("quorum_capacity", off=True)
 GRACE = Need("grace_ms", words="--grace-ms above 0")
+A_FILE = Need("checkpoint_path", words="--checkpoint-path or --final-state", also="final_state")
 CHECKPOINT, PLACE = Need("checkpoint_path"), Need("checkpoint_path", refused=True)
 RESUME, TAPE, NO_KEY = Need("resume"), Need("event_tape"), Need("island_hmac_key", off=True)
 
@@ -138,7 +139,7 @@ class Config:
         needs=(CHECKPOINT,)))
     checkpoint_retries: int = setting(default=1, row=Option(
         "checkpoint", Whole(0, 1000), "errors of one save that may pass by and are tried again",
-        metavar="N", needs=(CHECKPOINT,)))
+        metavar="N", needs=(A_FILE,)))
     checkpoint_direct: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "write past the page cache, where the file system can",
         needs=(CHECKPOINT,)))

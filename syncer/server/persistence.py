@@ -10,12 +10,12 @@ from contextlib import suppress
 
 from syncer.checkpoint.atomic import check_space, clear_leftovers
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
-from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.files import FILES, RETRY_PAUSE_S, Files, Patient
 from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.reader import Loaded
-from syncer.checkpoint.saver import Outcome, Saver
+from syncer.checkpoint.saver import Outcome, Saver, written_anew
 from syncer.config import Config
 from syncer.core import actions, events
 from syncer.core.actions import SaveKind
@@ -147,17 +147,25 @@ class Persistence:
     def _write_final_state(self, action: actions.Save,
                            versions: Sequence[FragmentVersion]) -> Outcome:
         assert self.lane is not None
-        assert self.config.final_state is not None
+        path = self.config.final_state
+        assert path is not None
         begun_s, written, error, defect = self.lane.now_s(), 0, None, None
+        patient = Patient(self.files, self.config.checkpoint_retries, RETRY_PAUSE_S,
+                          self._final_state_tried_again, self.lane.pause)
         try:
-            written = write_final_state(self.config.final_state,
-                                        [version.params for version in versions], self.files)
+            written = written_anew(
+                lambda files: write_final_state(path, [version.params for version in versions],
+                                                files), patient)
         except CheckpointError as problem:
             error = str(problem)
         except BaseException as problem:
             defect = problem
         seconds = self.lane.now_s() - begun_s
         return Outcome(action.kind, action.step, written, seconds, error, defect)
+
+    def _final_state_tried_again(self, call: str, error: OSError) -> None:
+        self.log.warning("final state write tried again", path=self.config.final_state, call=call,
+                         error=error.strerror)
 
     def _say(self, outcome: Outcome) -> None:
         if outcome.kind == SaveKind.FINAL_STATE:

@@ -111,10 +111,11 @@ def test_a_failed_save_is_told_and_the_next_one_works(tmp_path, outcomes):
     saver.close()
 
 
-@pytest.mark.parametrize("call", ["sync", "sync_directory"])
-@pytest.mark.parametrize("case", [(1, False, True), (1, True, False), (0, False, False)])
+@pytest.mark.parametrize("call", ["sync", "sync_directory", "close"])
+@pytest.mark.parametrize("case", [(1, False, True), (1, True, True), (0, False, False),
+                                  (0, True, False)])
 def test_a_failed_fsync_means_writing_anew(tmp_path, outcomes, call, case):
-    """While the versions are still there; a save that lets go of them cannot begin again."""
+    """In the background, too: versions stay as long as they may be needed again."""
     retries, let_go, good = case
     files = Faulty(0, only=call)
     saver = saver_of(tmp_path, files=files, retries=retries)
@@ -123,11 +124,62 @@ def test_a_failed_fsync_means_writing_anew(tmp_path, outcomes, call, case):
     assert (outcome.error is None) == good
     if good:
         assert files.calls.count("create") == 2
+        assert [fields["call"] for _, fields in saver.warnings] == [call]
         write_checkpoint(tmp_path / "alone", cut)
         assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
     else:
         assert not names_in(tmp_path)
     saver.close()
+
+
+class FullOnce(Files):
+    """Somebody else's file takes all space, and goes a moment later."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def free_bytes(self, path):
+        self.times -= 1
+        return super().free_bytes(path) if self.times < 0 else 10
+
+
+@pytest.mark.parametrize("let_go", [False, True])
+@pytest.mark.parametrize(("times", "retries"), [(1, 1), (2, 1), (1, 0), (3, 3)])
+def test_a_full_disk_is_looked_at_again(tmp_path, outcomes, times, retries, let_go):
+    saver = saver_of(tmp_path, files=FullOnce(times), retries=retries)
+    outcome = run_one(saver, copy_of(make_cut(8)), outcomes, let_go=let_go)
+    saver.close()
+    assert (outcome.error is None) == (times <= retries)
+    assert len(saver.warnings) == min(times, retries)
+    assert all(fields["error"] == os.strerror(errno.ENOSPC) for _, fields in saver.warnings)
+    assert names_in(tmp_path) == ({"c"} if times <= retries else set())
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_versions_are_given_back_when_they_cannot_be_needed_again(tmp_path, outcomes, retries):
+    """One failed call leaves one attempt that is the last: it lets go."""
+    cut, held = copy_of(make_cut(8)), []
+
+    class Watching(Faulty):
+        def sync(self, descriptor):
+            held.append(sum(version is not None for version in cut.fragments))
+            super().sync(descriptor)
+
+    files = Watching(0, only="sync", times=retries)
+    saver = saver_of(tmp_path, files=files, retries=retries)
+    count = len(cut.fragments)
+    assert run_one(saver, cut, outcomes, let_go=True).error is None
+    saver.close()
+    assert held == [count] * retries + [0]
+
+
+@pytest.mark.parametrize("call", ["sync", "sync_directory", "write", "rename"])
+def test_a_marker_is_tried_again(tmp_path, outcomes, call):
+    saver = saver_of(tmp_path, files=Faulty(1 if call != "write" else 2, only=call), retries=1)
+    assert run_one(saver, make_cut(8), outcomes, mark=True).error is None
+    saver.close()
+    assert names_in(tmp_path) == {"c", "c.final"}
+    assert len(saver.warnings) == 1
 
 
 def test_a_defect_is_no_checkpoint_error(tmp_path, outcomes):

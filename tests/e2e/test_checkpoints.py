@@ -165,6 +165,49 @@ def test_a_slow_background_write_holds_nothing_up_but_the_next_save(tmp_path):
         assert (tmp_path / f"c.step-{step}").read_bytes() == (alone / f"c.step-{step}").read_bytes()
 
 
+@pytest.mark.parametrize("call", ["sync", "sync_directory", "write", "close", "free_bytes"])
+@pytest.mark.parametrize("background", [False, True])
+def test_one_passing_error_ends_no_run(tmp_path, background, call):
+    """Of a periodic save, whether rounds wait for it or not."""
+    path, files = tmp_path / "c", Faulty(only=call)
+    with (
+        ServerThread(tmp_path, total_steps=7, pipeline=1, checkpoint_path=str(path),
+                     checkpoint_every=3, background_checkpoint=background, files=files) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        server.log.wait("learner connected")  # the space has been looked at for the run
+        files.fail_at = files.counted
+        train(start(learner), 7)
+        learner.finish()
+        learner.close()
+        assert server.wait() == 0
+        (line,) = server.log.find("checkpoint write tried again", call=call)
+        assert line["level"] == "warning"
+    assert facts_of(path).step == 7
+    assert names_in(tmp_path) == {"c", server.log_path.name}
+
+
+@pytest.mark.parametrize("call", ["sync", "sync_directory", "write", "close", "free_bytes"])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_the_final_state_is_tried_again(tmp_path, call, retries):
+    path, files = tmp_path / "final", Faulty(only=call)
+    with (
+        ServerThread(tmp_path, total_steps=2, pipeline=1, final_state=str(path),
+                     checkpoint_retries=retries, files=files) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        server.log.wait("learner connected")
+        files.fail_at = files.counted
+        train(start(learner), 2)
+        if retries:
+            learner.finish()
+            learner.close()
+        assert server.wait() == (0 if retries else 1)
+        assert len(server.log.find("final state write tried again", call=call)) == retries
+    assert path.exists() == bool(retries)
+    assert names_in(tmp_path) == {server.log_path.name} | ({"final"} if retries else set())
+
+
 class Full(Files):
     """A disk that has room for headers alone."""
 
