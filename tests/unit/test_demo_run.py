@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import struct
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import syncer
 from syncer.checkpoint.final_state import write_final_state
 from syncer.demo import command, settings
 from syncer.demo.learner import whole_number
@@ -391,3 +395,27 @@ def test_error_in_the_middle_ends_the_children(script):
     with pytest.raises(ZeroDivisionError):
         fail()
     assert crew.children[0].process.poll() is not None
+
+
+def test_a_child_never_imports_what_lies_in_the_current_folder(tmp_path, monkeypatch):
+    """A clone in which the package was installed has a syncer/ that is not compiled."""
+    (tmp_path / "syncer").mkdir()
+    (tmp_path / "syncer/__init__.py").write_text("raise SystemExit(77)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/somewhere/bin", *sys.path])  # as of an installed script
+    with Fleet() as children:
+        child = children.start("learner", "syncer.demo.learner", ["--help"])
+        while child.alive:
+            children.poll(1.0)
+    assert child.status == 0
+
+
+def test_a_child_of_a_program_that_runs_in_its_tree_has_that_tree(tmp_path):
+    """`python -m syncer` in a built checkout that nobody has installed."""
+    root = str(Path(syncer.__file__).parent.parent)
+    program = ("from syncer.demo.processes.fleet import same_package\n"
+               "print(same_package()['PYTHONPATH'])")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    found = subprocess.run([sys.executable, "-c", program], cwd=root, env=clean, text=True,
+                           capture_output=True, check=True)
+    assert found.stdout.strip() == os.path.realpath(root)

@@ -16,8 +16,10 @@ import subprocess
 import sys
 import time
 from collections import deque
+from pathlib import Path
 from typing import IO, NamedTuple
 
+import syncer
 from syncer.demo import settings
 
 TETHER = "syncer.demo.processes.tether"
@@ -25,6 +27,21 @@ STDERR_LINES_KEPT = 20
 END_TIMEOUT_S = 5.0
 """How long a child that was asked to end may take before it is killed."""
 READ_BYTES = 1 << 16
+
+
+def same_package() -> dict[str, str]:
+    """Environment with which a child imports the package that this process has imported.
+
+    The current folder is not on its path, since it may hold another one: a clone beside which the
+    package was installed has a syncer/ that is not compiled. Where this process itself has the
+    package from the folder that it was started in, the child is told that folder.
+    """
+    found = {"PYTHONSAFEPATH": "1"}
+    root = str(Path(syncer.__file__).resolve().parent.parent)
+    if not sys.flags.safe_path and os.path.realpath(sys.path[0] or os.curdir) == root:
+        more = os.environ.get("PYTHONPATH")
+        found["PYTHONPATH"] = f"{root}{os.pathsep}{more}" if more else root
+    return found
 
 
 class Line(NamedTuple):
@@ -90,7 +107,7 @@ class Fleet:
     def start(self, role: str, module: str, arguments: list[str],
               learner: int | None = None) -> Child:
         """Starts `python -m module arguments` as a child with one linear algebra thread."""
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1",
+        environment = {**os.environ, **same_package(), "PYTHONUNBUFFERED": "1",
                        **dict.fromkeys(settings.ONE_THREAD, "1")}
         if role == "server":  # its merge threads are a setting of its own
             environment.pop("OMP_NUM_THREADS")
