@@ -40,8 +40,8 @@ class Server:
 
     `session` is None until the first HELLO of a layout that can be merged, `address` is (host,
     port) as bound, `status` the exit status once `life` has ended. Raises `BindError` when the
-    address cannot be listened on, `ConfigError` when a file cannot be opened, `CheckpointError`
-    when a checkpoint cannot be resumed.
+    address cannot be listened on, `ConfigError` when a file cannot be opened or a thread not be
+    made, `CheckpointError` when a checkpoint cannot be resumed.
     """
 
     def __init__(self, config: Config, log: Log | None = None, system: System | None = None,
@@ -56,13 +56,14 @@ class Server:
                 "the system failed a connection", peer=peer, error=error)
             self.persistence = Persistence(config, self.log, self.system.files, self.system.lane)
             undo.callback(self.persistence.close)
+            self.workers = self.system.workers(self.loop, config.merge_threads)
+            undo.callback(self.workers.close)
             sock = self.system.listen(config.bind_host, config.port)
             undo.callback(sock.close)
             self.recorder = Recorder(open_tape(config, self.system), self.log)
             undo.callback(self.recorder.close)
             self.persistence.begin()
             undo.pop_all()
-        self.workers = self.system.workers(self.loop)
         self.farewells = Farewells()
         self.door = Door(self.loop, config, self.log, self.farewells, self)
         self.listener = Listener(self.loop, self.log, sock, self.door.welcome)

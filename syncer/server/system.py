@@ -18,11 +18,14 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lane import Lane
 from syncer.config import available_cores
-from syncer.errors import SyncerError
+from syncer.errors import ConfigError, SyncerError
 from syncer.exits import after_signal
+from syncer.kernels import SUM_BLOCK, sumsq
 from syncer.server.selector import SelectorLoop
 from syncer.server.workers import Job, JobQueue, run_jobs
 
@@ -60,12 +63,41 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-class ThreadWorkers:
-    """`count` daemon threads over one queue; `close` waits for jobs that have begun."""
+def check_threads(count: int) -> None:
+    """Raises `ConfigError` unless so many more threads may run at once.
 
-    def __init__(self, loop: SelectorLoop, count: int | None = None):
+    They are made and ended again: OpenMP, which makes most of them, ends the process without a word
+    in the log when it cannot.
+    """
+    ended = threading.Event()
+    made: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=ended.wait, name="syncer-probe", daemon=True)
+            thread.start()
+            made.append(thread)
+    except RuntimeError:  # what Python makes of EAGAIN
+        raise ConfigError(f"only {len(made)} of {count} threads can be made for merges: raise the "
+                          "limit of this process (ulimit -u, pids.max of its cgroup), or give "
+                          "fewer --merge-threads") from None
+    finally:
+        ended.set()
+        for thread in made:
+            thread.join()
+
+
+class ThreadWorkers:
+    """`count` daemon threads over one queue; `close` waits for jobs that have begun.
+
+    Every one of them has its team of `merge_threads` from the start. Raises `ConfigError` if that
+    many threads cannot be had.
+    """
+
+    def __init__(self, loop: SelectorLoop, count: int | None = None, merge_threads: int = 1):
         self.loop = loop
         self.count = count or min(WORKERS_MAX, max(2, available_cores()))
+        self.merge_threads = merge_threads
+        check_threads(self.count * merge_threads)
         self.queue = JobQueue()
         self.taking = threading.Lock()
         self.bells: SimpleQueue[None] = SimpleQueue()
@@ -94,6 +126,8 @@ class ThreadWorkers:
             thread.join()
 
     def _work(self) -> None:
+        if self.merge_threads > 1:  # OpenMP keeps the team of each thread that has asked for one
+            sumsq(np.zeros(SUM_BLOCK * self.merge_threads, np.float32), self.merge_threads)
         while True:
             self.bells.get()
             if self.closing:
@@ -193,15 +227,17 @@ class System:
     def loop(self) -> SelectorLoop:
         return SelectorLoop()
 
-    def workers(self, loop: SelectorLoop) -> ThreadWorkers:
-        return ThreadWorkers(loop)
+    def workers(self, loop: SelectorLoop, merge_threads: int) -> ThreadWorkers:
+        """Raises `ConfigError` if there are not so many threads to be had."""
+        return ThreadWorkers(loop, merge_threads=merge_threads)
 
     def listen(self, host: str, port: int) -> socket.socket:
         """Raises `BindError`."""
         return listen(host, port)
 
     def lane(self) -> Lane:
-        """Where checkpoints are written."""
+        """Where checkpoints are written. Raises `ConfigError` if its thread cannot be made."""
+        check_threads(1)
         return Lane()
 
     def append(self, path: str) -> AppendFile:

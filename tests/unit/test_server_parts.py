@@ -15,12 +15,16 @@ import pytest
 from syncer import kernels
 from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.final_state import write_final_state
+from syncer.cli import answered
+from syncer.config import Config
+from syncer.errors import ConfigError
 from syncer.merge.buffers import BufferPool
 from syncer.server.decoded import Decoded
 from syncer.server.log import Log
 from syncer.server.loop import POSTED_PER_TURN, READ, Handler
 from syncer.server.selector import SelectorLoop
-from syncer.server.system import AppendFile, Descriptor, ThreadWorkers
+from syncer.server.service import serve
+from syncer.server.system import AppendFile, Descriptor, ThreadWorkers, check_threads
 from syncer.server.tape import Tape, TapeError
 from syncer.server.workers import Job
 
@@ -106,6 +110,52 @@ def test_a_handler_that_left_in_the_same_turn_is_harmless(loop):
     for end in closing:
         end.close()
     assert 1 <= len(ready) <= 2
+
+
+def os_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.fixture
+def only_five_threads(monkeypatch):
+    """What the system says when a process may have no more."""
+    begun, left = threading.Thread.start, [5]
+
+    def start(self):
+        if left[0] == 0:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        begun(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_threads_that_cannot_be_made_are_a_sentence(only_five_threads):
+    with pytest.raises(ConfigError, match="only 5 of 6 threads can be made for merges: raise"):
+        check_threads(6)
+    assert not [t for t in threading.enumerate() if t.name == "syncer-probe"]
+
+
+@pytest.mark.parametrize("lacking", [{}, {"checkpoint_path": "c"}])
+def test_a_server_without_its_threads_does_not_start(only_five_threads, tmp_path, lacking, capfd):
+    settings = {name: str(tmp_path / value) for name, value in lacking.items()}
+    config = Config(learners=1, total_steps=1, port=0, merge_threads=4, **settings)
+    before = len(os.listdir("/proc/self/fd"))
+    assert answered(lambda: serve(config)) == 2
+    assert "--merge-threads" in capfd.readouterr().err
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(not kernels.describe()["openmp"], reason="built without OpenMP")
+def test_every_worker_has_its_team_from_the_start(loop):
+    before = os_threads()
+    workers, both, done = ThreadWorkers(loop, 2, merge_threads=3), threading.Barrier(2), []
+    for _ in range(2):
+        workers.submit(Job(both.wait, lambda result, error: done.append(error)))
+    poll_until(loop, lambda: len(done) == 2)
+    assert done == [None, None]
+    assert os_threads() - before == 2 * 3
+    workers.close()
 
 
 # -------------------------------------------------------------------------------------- workers
