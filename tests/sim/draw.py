@@ -125,7 +125,7 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
     """Speeds and habits of learners, network and workers."""
     rng = world.rng
     return {
-        "step_ms": (5, 400), "work_ms": world.between(0.1, 300), "gates": [1, 1, 1, 3],
+        "step_ms": (10, 400), "work_ms": world.between(0.1, 300), "gates": [1, 1, 1, 3],
         # Without data streams a pull cannot overtake the broadcast it is about, which a strict
         # run could not forgive.
         "streams": 0 if config.fixed_roster else rng.choice([0, 1, 3]),
