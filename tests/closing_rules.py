@@ -29,6 +29,18 @@ def quorum_reached(round, config) -> bool:
             sum(capacity[i] for i in answered) >= Fraction(str(theta)) * sum(capacity.values()))
 
 
+def launch_gap_ns(scheduler) -> int:
+    """How far apart launches are, by the learners that could be launched to now (rule 4.4)."""
+    config = scheduler.config
+    floor = round(config.min_round_interval_ms * 1e6)
+    times = [member.step_time_s for member in scheduler.members.current
+             if member is not None and not member.held and member.step_time_s >= 0]
+    if not config.sync_interval_steps or not times:
+        return floor
+    pace = config.sync_interval_steps * max(times) / scheduler.fragments * 1e9
+    return max(floor, int(min(pace, config.quorum_timeout_s * 1e9) + 0.5))
+
+
 def decide(round, config, now_ns: int) -> str:
     """CLOSE, RELAUNCH or WAIT for a gathering round whose grace has been armed when it was due."""
     answered = answered_slots(round, config)

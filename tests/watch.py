@@ -13,8 +13,9 @@ from syncer.core import actions as act
 from syncer.core import events as ev
 from syncer.core.invariants import check
 from syncer.core.rounds.round import RoundState
+from syncer.core.run.phases import Phase
 from syncer.core.run.tape_keys import misfit
-from tests.closing_rules import decide
+from tests.closing_rules import decide, launch_gap_ns
 
 
 class Payload:
@@ -42,6 +43,7 @@ class Watch:
         self.attempts: dict = {}
         self.grace: dict = {}
         self.waited: dict = {}
+        self.launched: tuple | None = None
         self.merging: dict = {}
         self.published = scheduler.global_step
         self.acknowledged: set = set()
@@ -106,7 +108,23 @@ class Watch:
         if self.scheduler.late is not None:
             for waiting in self.scheduler.late.waiting.values():
                 held.update((id(push.payload), push.payload) for push in waiting.values())
+        self.pace()
         assert held == self.owned, f"payloads lost {self.owned} or kept {held}"
+
+    def pace(self):
+        """4.4: launches keep their distance, and nobody's pause stops them for long."""
+        scheduler = self.scheduler
+        step, now_ns = scheduler.next_step - 1, scheduler.now_ns
+        if scheduler.phase is not Phase.RUNNING or step < self.first_step:
+            return
+        gap_ns = launch_gap_ns(scheduler)
+        if self.launched is None or self.launched[0] != step:
+            if self.launched is not None:
+                assert now_ns >= self.launched[1] + gap_ns, f"4.4: {step} was launched too early"
+            self.launched = step, now_ns
+        if len(scheduler.rounds) < scheduler.depth and step < self.config.total_steps:
+            due = max(self.launched[1] + gap_ns, now_ns + 100_000_000)
+            assert scheduler.deadline_ns() <= due, f"4.4: {step + 1} is not tried before {due}"
 
     def deadlines(self, round):
         """6: nothing but a new attempt moves the base, the launch time or an armed grace."""

@@ -30,11 +30,14 @@ def test_grace_gamma_zero_and_cap_zero():
 
 
 def test_launch_interval():
-    assert launch_interval_ns(0, 24.0, 1.0, 4) == 6 * SECOND
-    assert launch_interval_ns(7 * SECOND, 24.0, 1.0, 4) == 7 * SECOND
-    assert launch_interval_ns(250_000_000, 24.0, -1.0, 4) == 250_000_000, "no estimate"
-    assert launch_interval_ns(250_000_000, 0.0, 9.0, 4) == 250_000_000, "H = 0"
-    assert 0 < launch_interval_ns(0, 1e300, 1e300, 1) < NEVER // 2, "an absurd pace stays a time"
+    longest = 900 * SECOND
+    assert launch_interval_ns(0, longest, 24.0, 1.0, 4) == 6 * SECOND
+    assert launch_interval_ns(7 * SECOND, longest, 24.0, 1.0, 4) == 7 * SECOND
+    assert launch_interval_ns(250_000_000, longest, 24.0, -1.0, 4) == 250_000_000, "no estimate"
+    assert launch_interval_ns(250_000_000, longest, 0.0, 9.0, 4) == 250_000_000, "H = 0"
+    assert launch_interval_ns(0, longest, 24.0, 200.0, 4) == longest, "as long as a round may take"
+    assert launch_interval_ns(longest + 1, longest, 24.0, 200.0, 4) == longest + 1, "but the floor"
+    assert launch_interval_ns(0, longest, 1e300, 1e300, 1) == longest, "an absurd pace"
 
 
 def test_step_time_is_the_mean_of_the_newest_sample_and_the_past():
@@ -43,8 +46,24 @@ def test_step_time_is_the_mean_of_the_newest_sample_and_the_past():
     assert member.step_time_s < 0, "one sample is no interval"
     member.observe(SECOND, 12)
     assert member.step_time_s == 0.5
-    member.observe(6 * SECOND, 13)
-    assert member.step_time_s == 2.75
+    member.observe(2 * SECOND + SECOND // 2, 13)
+    assert member.step_time_s == 1.0
+
+
+def test_one_sample_of_step_time_counts_for_four_estimates_at_most():
+    member = Member(3, 7)
+    member.observe(0, 10)
+    member.observe(SECOND, 12)
+    member.observe(SECOND + 600 * SECOND, 13)
+    assert member.step_time_s == 1.25, "0.5 and 4 * 0.5, not 600"
+    member.observe(SECOND + 605 * SECOND, 14)
+    assert member.step_time_s == 3.125, "5 is 4 * 1.25"
+    member = Member(3, 8)
+    member.observe(0, 10)
+    member.observe(0, 11)
+    assert member.step_time_s == 0
+    member.observe(SECOND, 12)
+    assert member.step_time_s == 0.5, "four times nothing is no limit"
 
 
 def test_step_time_clock_restarts_without_progress():

@@ -90,7 +90,7 @@ cdef class Admission(Joining):
                 "base": event.base, "staleness": round.base - event.base})
         round.accept(slot, event)
         if member is not None:
-            member.observe(self.now_ns, event.local_step)
+            self.members.observe(member, self.now_ns, event.local_step)
         return self.fold(round, event)
 
     # rule 5.6

@@ -23,4 +23,5 @@ cpdef long long grace_ns(
     double sync_s) noexcept
 
 cpdef long long launch_interval_ns(
-    long long floor_ns, double interval_steps, double step_time_s, Py_ssize_t fragments) noexcept
+    long long floor_ns, long long longest_ns, double interval_steps, double step_time_s,
+    Py_ssize_t fragments) noexcept

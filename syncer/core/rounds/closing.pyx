@@ -29,7 +29,10 @@ may have a soft deadline (rule 6.6), which takes what is there when waiting cost
 brings.
 
 rule 4.4. Launches keep a distance, so that each fragment is merged once in H steps of the slowest
-    learner, and all fragments are spread evenly over that time.
+    learner, and all fragments are spread evenly over that time. What is kept is when a launch
+    happened, never when the next may: an estimate that was wrong for a moment rules only until the
+    next sample, and that of a learner that has gone not at all. The pace is never slower than the
+    quorum timeout, in which a round would be given up.
 """
 
 from syncer.core.deadlines cimport NEVER
@@ -139,17 +142,16 @@ cpdef long long grace_ns(
 
 # rule 4.4
 cpdef long long launch_interval_ns(
-        long long floor_ns, double interval_steps, double step_time_s,
+        long long floor_ns, long long longest_ns, double interval_steps, double step_time_s,
         Py_ssize_t fragments) noexcept:
-    """max(floor, H * step_time / P) in ns: each fragment is synced once per H steps of the slowest.
+    """max(floor, min(H * step_time / P, longest)) in ns: once per H steps of the slowest.
 
     interval_steps = H; the second term only when H > 0 and there is an estimate (step_time_s >= 0).
-    At most a century, so that an absurd estimate cannot overflow a deadline.
     """
     cdef double pace_ns
     if interval_steps <= 0 or step_time_s < 0:
         return floor_ns
     pace_ns = interval_steps * step_time_s / <double>fragments * 1e9
-    if not pace_ns < 3.2e18:
-        pace_ns = 3.2e18
+    if not pace_ns < <double>longest_ns:
+        return max(floor_ns, longest_ns)
     return max(floor_ns, <long long>(pace_ns + 0.5))

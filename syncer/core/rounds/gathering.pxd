@@ -12,7 +12,8 @@ cdef class Gathering(Ground):
     cdef readonly long long global_step      # newest committed step
     cdef readonly long long next_step        # to be launched
     cdef readonly long long first_step       # that this process launches
-    cdef readonly long long next_launch_ns
+    cdef readonly long long launched_ns      # the newest launch; long ago before the first
+    cdef long long retry_ns                  # nobody was there to launch to: not before this
     cdef readonly long long sync_ns          # compute + commit + broadcast of the last commit
     cdef readonly CarryQueue late            # None before the session is known
 
@@ -20,6 +21,7 @@ cdef class Gathering(Ground):
     cdef int committed(self, Round round) except -1
     cdef int sync_took(self, long long sync_ns) except -1
     cdef int launch_due(self) except -1
+    cdef long long next_launch_ns(self)
     cdef int launch(self) except -1
     cdef int open_fold(self, Round round) except -1
     cdef int fold(self, Round round, object push, Carried late=*) except -1

@@ -42,11 +42,12 @@ from syncer.core.rounds.closing cimport (
     Verdict, arm_grace, launch_interval_ns, relaunch_needs, time_of_verdict, verdict_of)
 from syncer.core.rounds.contributions cimport contribution_of, contributions_of
 from syncer.core.rounds.ground cimport Ground
-from syncer.core.rounds.membership cimport Member, slowest_step_time_s
+from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, Slot
 from syncer.steps cimport fragment_of, merges_at, version_at
 
 cdef long long RETRY_NS = 100_000_000            # nobody to launch to
+cdef long long LONG_AGO = -(1 << 62)             # no launch yet: no pace to keep
 cdef long long DEFER_NS = 1_000_000_000          # too few learners to relaunch to
 cdef object CARRY_LAG_EXCEEDED = act.PushRefusal.CARRY_LAG_EXCEEDED
 
@@ -64,6 +65,7 @@ cdef class Gathering(Ground):
         self.gathering = []
         self.versions = []
         self.next_step = 1
+        self.launched_ns = LONG_AGO
 
     # rule 1.2, rule 4.1
     cdef int open_session(self, Py_ssize_t fragments, long long step=0) except -1:
@@ -103,12 +105,20 @@ cdef class Gathering(Ground):
         """
         cdef Py_ssize_t needed = self.policy.learners if self.policy.fixed_roster else 1
         while (len(self.rounds) < self.depth and self.next_step <= self.policy.total_steps
-               and self.now_ns >= self.next_launch_ns):
+               and self.now_ns >= self.next_launch_ns()):
             if self.members.launchable_count < needed:
-                self.next_launch_ns = self.now_ns + RETRY_NS
+                self.retry_ns = self.now_ns + RETRY_NS
                 return 0
             self.launch()
         return 0
+
+    cdef long long next_launch_ns(self):
+        """When pace allows a launch, by what the learners that are there now are known to need."""
+        if self.now_ns < self.launched_ns + self.policy.min_round_interval_ns:
+            return self.launched_ns + self.policy.min_round_interval_ns
+        return max(self.retry_ns, self.launched_ns + launch_interval_ns(
+            self.policy.min_round_interval_ns, self.policy.quorum_timeout_ns,
+            self.policy.sync_interval_steps, self.members.slowest_launchable_s(), self.fragments))
 
     # rule 4.3
     cdef int launch(self) except -1:
@@ -120,9 +130,7 @@ cdef class Gathering(Ground):
         self.rounds[round.step] = round
         self.gathering.append(round)
         self.next_step += 1
-        self.next_launch_ns = self.now_ns + launch_interval_ns(
-            self.policy.min_round_interval_ns, self.policy.sync_interval_steps,
-            slowest_step_time_s(members), self.fragments)
+        self.launched_ns = self.now_ns
         self.open_fold(round)
         self.attach_waiting(round)
         return self.pull(round, tuple([member.key for member in members]))
@@ -257,7 +265,7 @@ cdef class Gathering(Ground):
         cdef long long due = NEVER
         cdef Round round
         if len(self.rounds) < self.depth and self.next_step <= self.policy.total_steps:
-            due = self.next_launch_ns
+            due = self.next_launch_ns()
         for round in self.gathering:
             due = min(due, time_of_verdict(self.policy, round))
         return due

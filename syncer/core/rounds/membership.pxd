@@ -23,6 +23,8 @@ cdef class Membership:
     cdef readonly list newest                # by learner id: generation of the newest HELLO, or 0
     cdef readonly Py_ssize_t current_count
     cdef readonly Py_ssize_t launchable_count
+    cdef double slowest_s                    # of the launchable members, if that is known
+    cdef bint slowest_known
 
     cdef Member find(self, object learner, object generation)
     cdef bint is_current(self, Member member)
@@ -32,6 +34,8 @@ cdef class Membership:
     cdef int hold(self, Member member) except -1
     cdef int unhold(self, Member member, tuple delivered) except -1
     cdef list launchable(self)
+    cdef int observe(self, Member member, long long now_ns, unsigned long long local_step) except -1
+    cdef double slowest_launchable_s(self)
     cdef tuple current_keys(self)
 
 

@@ -19,10 +19,15 @@ who is current and not held; new expected sets are made of nobody else.
 rule 2.6. A member's step time is measured, not configured: fleets are mixed, and machines get slow.
 Its clock restarts with every sample, also one without progress, so that a pause between two phases
 of training never counts as one long step; half of the estimate is the newest sample, so that a
-learner that has become fast is not waited for as a slow one for long. It is dropped at disconnect.
+learner that has become fast is not waited for as a slow one for long. One sample counts for no more
+than four times the estimate: an evaluation between two steps is not the time of a step. The
+estimate is dropped at disconnect.
 """
 
 from syncer.errors import InvariantViolation
+
+
+cdef double LEAP = 4.0                           # of the estimate, at most, in one sample
 
 
 cdef class Member:
@@ -39,11 +44,14 @@ cdef class Member:
     cpdef void observe(self, long long now_ns, unsigned long long local_step) noexcept:
         """Feed one (time, optimizer step) sample into the step-time estimate.
 
-        s = elapsed / steps; the estimate is s first, then the mean of s and itself.
+        s = elapsed / steps; the estimate is s first, then the mean of s and itself, of s no more
+        than 4 times itself.
         """
         cdef double s
         if self.sampled and local_step > self.sample_step:
             s = <double>(now_ns - self.sample_ns) * 1e-9 / <double>(local_step - self.sample_step)
+            if self.step_time_s > 0:
+                s = min(s, LEAP * self.step_time_s)
             self.step_time_s = s if self.step_time_s < 0 else 0.5 * s + 0.5 * self.step_time_s
         self.sampled = True
         self.sample_ns = now_ns
@@ -94,6 +102,7 @@ cdef class Membership:
         elif not old.held:
             self.launchable_count -= 1
         self.launchable_count += 1
+        self.slowest_known = False
         self.members[member.key] = member
         self.current[member.learner] = member
         self.newest[member.learner] = generation
@@ -105,6 +114,7 @@ cdef class Membership:
         self.newest[member.learner] = member.generation
         self.current_count += 1
         self.launchable_count += not member.held
+        self.slowest_known = False
         return 0
 
     # rule 2.3
@@ -114,6 +124,7 @@ cdef class Membership:
         if member is None:
             return None
         member.connected = False
+        self.slowest_known = False
         member.step_time_s = -1.0
         if self.current[member.learner] is member:
             self.current[member.learner] = None
@@ -127,6 +138,7 @@ cdef class Membership:
         if not member.held:
             member.held = True
             self.launchable_count -= 1
+            self.slowest_known = False
         return 0
 
     cdef int unhold(self, Member member, tuple delivered) except -1:
@@ -135,6 +147,7 @@ cdef class Membership:
         if member.held:
             member.held = False
             self.launchable_count += 1
+            self.slowest_known = False
         return 0
 
     # rule 3.2
@@ -146,6 +159,33 @@ cdef class Membership:
             if member is not None and not member.held:
                 found.append(member)
         return found
+
+    cdef int observe(self, Member member, long long now_ns,
+                     unsigned long long local_step) except -1:
+        """A sample of a member's step time, and what it means for the slowest."""
+        cdef double before = member.step_time_s
+        member.observe(now_ns, local_step)
+        if member.held or not self.is_current(member) or not self.slowest_known:
+            return 0
+        if member.step_time_s >= self.slowest_s:
+            self.slowest_s = member.step_time_s
+        elif before == self.slowest_s:
+            self.slowest_known = False
+        return 0
+
+    cdef double slowest_launchable_s(self):
+        """Largest step time among the launchable members, < 0 if none has an estimate.
+
+        Asked after every event, so it is kept until the slowest gets faster or goes.
+        """
+        cdef Member member
+        if not self.slowest_known:
+            self.slowest_known = True
+            self.slowest_s = -1.0
+            for member in self.current:
+                if member is not None and not member.held and member.step_time_s > self.slowest_s:
+                    self.slowest_s = member.step_time_s
+        return self.slowest_s
 
     cdef tuple current_keys(self):
         """(learner, generation) of every current member, ascending id."""

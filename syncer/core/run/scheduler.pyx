@@ -259,7 +259,7 @@ cdef class Scheduler(Ending):
         if member is None:
             return 0
         if self.members.is_current(member):
-            member.observe(self.now_ns, event.local_step)
+            self.members.observe(member, self.now_ns, event.local_step)
         return self.sign_of_life(event)
 
     # rule 2.4, rule 2.5
