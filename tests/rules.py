@@ -32,6 +32,7 @@ ELSEWHERE = {
             "e2e/test_server_hostile.py::test_a_bad_init_waits_for_a_new_generation"],
     "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
     "3.5": [f"{RESUME}::test_late_joiners_after_a_resume"],
+    "3.3": ["unit/test_server_outbox.py::test_a_catch_up_ends_also_when_the_queue_never_does"],
     "4.4": ["unit/test_core_formulas.py::test_launch_interval"],
     "6.8": ["unit/test_core_formulas.py::test_grace_examples"],
     "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],

@@ -104,12 +104,12 @@ class BudgetDone(NamedTuple):
 
 
 class CaughtUp(NamedTuple):
-    """The last byte of a catch-up was handed to the kernel."""
+    """Every fragment of a catch-up was handed to the kernel once."""
 
     learner: int
     generation: int
     delivered: tuple[int, ...]
-    """Version sent of each fragment."""
+    """Version of each fragment that a pull comes behind: sent, or queued before it."""
 
 
 class MergeDone(NamedTuple):

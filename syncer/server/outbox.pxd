@@ -16,6 +16,7 @@ cdef class Outbox:
     cdef Bulk feeding           # the one whose next piece comes next
     cdef dict newest            # fragment -> newest version taken in
     cdef dict sent              # fragment -> newest version handed to the kernel
+    cdef dict owed              # fragment -> version that the catch-up has still to send, or newer
     cdef dict pulls             # fragment -> PULL_REQ that may go
     cdef list small             # other small frames that may go
     cdef bytes manifest

@@ -6,6 +6,9 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
   message that has begun is finished before a newer version of its fragment begins. So a reader in
   the middle of a fragment pins that version and no other.
 - A version is taken in once: nothing is sent twice on a connection, not even by a second catch-up.
+- A catch-up ends when each fragment went out once, as new as it was when the catch-up began. What was
+  taken in since is broadcast like any other, also to a reader that is slower than the broadcasts:
+  waiting for an empty queue would hold it for ever. A pull waits for its fragment either way.
 - A pull waits until the broadcasts of its fragment that were queued before it are with the kernel.
   If it could overtake them, the answer would carry an anchor that is one round old. It replaces an
   unsent pull of the same fragment: that round has closed or was relaunched.
@@ -35,6 +38,7 @@ cdef class Outbox:
         self.under_way = []
         self.newest = {}
         self.sent = {}
+        self.owed = {}
         self.pulls = {}
         self.small = []
 
@@ -74,9 +78,11 @@ cdef class Outbox:
             gate.pull = frame
 
     def catch_up(self, images):
-        """Queue these images; `caught_up` answers once nothing of any broadcast is left."""
+        """Queue these images; `caught_up` answers once each of them, or a newer one, was sent."""
         for image in images:
             self.broadcast(image)
+            if self.sent.get(image.fragment, -1) < image.version:
+                self.owed[image.fragment] = image.version
         self.catching_up = True
 
     def final_cut(self, images, bytes manifest):
@@ -87,6 +93,7 @@ cdef class Outbox:
         cdef Bulk bulk
         self.finalizing = True
         self.catching_up = False
+        self.owed.clear()
         self.queued.clear()
         self.pulls.clear()
         for bulk in self.under_way:
@@ -152,16 +159,22 @@ cdef class Outbox:
                 self.manifest = None
         else:
             self.sent[fragment] = bulk.image.version
+            if self.owed.get(fragment, bulk.image.version + 1) <= bulk.image.version:
+                del self.owed[fragment]
         if bulk.pull is not None:
             self.pulls[fragment] = bulk.pull
         bulk.image = bulk.pieces = None
 
     cpdef tuple caught_up(self):
-        """Versions sent of each fragment, once, when a catch-up has ended; otherwise None."""
-        if not self.catching_up or self.queued or self.under_way:
+        """The version of each fragment that a pull comes behind, once, when a catch-up has ended.
+
+        Those are the newest taken in: sent, or queued before any pull of the fragment. Otherwise
+        None.
+        """
+        if not self.catching_up or self.owed:
             return None
         self.catching_up = False
-        return tuple([self.sent[fragment] for fragment in range(self.fragments)])
+        return tuple([self.newest[fragment] for fragment in range(self.fragments)])
 
     cpdef bint has_pieces(self):
         """Whether `next_piece` would give one."""
@@ -196,4 +209,5 @@ cdef class Outbox:
         self.pulls.clear()
         self.feeding = None
         self.manifest = None
+        self.owed.clear()
         self.catching_up = False

@@ -336,6 +336,14 @@ ENDING = broken(
     ("11.3", "a sign of progress does not renew the lease",
      "            self.leases[learner] = now_ns + self.lease_ns\n", "            pass\n"),
 )
+OUTBOX = broken(
+    "server/outbox.pyx",
+    ("3.3", "a catch-up ends only with an empty queue", "if not self.catching_up or self.owed:",
+     "if not self.catching_up or self.queued or self.under_way:"),
+    ("3.3", "a version older than the catch-up ends it",
+     "if self.owed.get(fragment, bulk.image.version + 1) <= bulk.image.version:",
+     "if fragment in self.owed:"),
+)
 DOOR = broken(
     "wire/hello.py",
     ("14.1", "any MAC is good", "if not hmac.compare_digest(hello_mac(key, body), mac):",
@@ -350,4 +358,5 @@ DOOR = broken(
     ("14.5", "the layout is not compared", "    if identity == found:\n",
      "    if identity._replace(shape=()) == found._replace(shape=()):\n"),
 )
-MUTATIONS = GATHERING + JOINING + ADMISSION + ROUNDS + SCHEDULER + COMMITTING + ENDING + DOOR
+MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + SCHEDULER + COMMITTING + ENDING + OUTBOX
+             + DOOR)

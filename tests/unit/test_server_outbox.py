@@ -114,9 +114,43 @@ def test_a_catch_up_ends_once_and_names_what_was_sent():
     outbox.piece_sent(bulk)
     outbox.broadcast(image(0, 3))
     outbox.broadcast(image(1, 4))
+    assert outbox.caught_up() is None, "fragment 1 has not gone out"
     assert drain(outbox) == [(1, 4), (0, 3)]
     assert outbox.caught_up() == (3, 4)
     assert outbox.caught_up() is None
+
+
+def test_a_catch_up_ends_also_when_the_queue_never_does():
+    """A link that carries one message while two new versions come: there is always one queued."""
+    outbox = Outbox(3)
+    outbox.catch_up([image(fragment, 0) for fragment in range(3)])
+    found = []
+    for step in range(1, 9, 2):
+        bulk, _ = outbox.next_piece()
+        outbox.broadcast(image((step - 1) % 3, step))
+        outbox.broadcast(image(step % 3, step + 1))
+        outbox.piece_sent(bulk)
+        found.append(outbox.caught_up())
+    assert found == [None, None, (4, 5, 6), None]
+    assert not outbox.empty
+    outbox.pull(1, b"pull of fragment 1")
+    assert outbox.take_small() == [], "behind the version that was named, which is queued"
+    order = drain(outbox)
+    assert order.index(b"pull of fragment 1") > order.index((1, 8))
+
+
+def test_a_fragment_that_was_under_way_before_a_second_catch_up_goes_out_again():
+    outbox = Outbox(2)
+    outbox.catch_up([image(0, 0), image(1, 0)])
+    drain(outbox)
+    assert outbox.caught_up() == (0, 0)
+    outbox.broadcast(image(0, 1))
+    bulk, _ = outbox.next_piece()
+    outbox.catch_up([image(0, 3), image(1, 0)])
+    outbox.piece_sent(bulk)
+    assert outbox.caught_up() is None, "version 1 is older than the catch-up"
+    assert drain(outbox) == [(0, 3)]
+    assert outbox.caught_up() == (3, 0)
 
 
 def test_a_second_catch_up_sends_nothing_twice():

@@ -6,12 +6,14 @@ A learner may connect, vanish and return at any time, and none of that may cost 
 A member that comes while the run is under way passes three stations:
 
     catch-up   every fragment at its current version is sent; commits are followed
-    tail       the last byte is with the kernel: it is held no more, and enters what is open
+    tail       each fragment is with the kernel: it is held no more, and enters what is open
     launch     from the next one on it is expected like everybody
 
 rule 3.1. From its HELLO to its tail a member is held. A pull must be preceded, in order, by the
     version that its round is about; before the catch-up is through nobody could say which that is.
-rule 3.3. The tail is played only for a member that is still there, still current and still held. A
+rule 3.3. A catch-up ends when each fragment went out once, as new as it was at the HELLO. What was
+    committed since follows as to everybody, and a pull waits for it: a link slower than the
+    broadcasts always has something under way, and would never be let in. The tail is played only for a member that is still there, still current and still held. A
     newer HELLO has cancelled it: the newer member has a tail of its own.
 rule 3.4. Rebind. A slot of a dead generation of this learner, without a push, becomes this
     member's, with the pull. A slot whose member still lives is left alone: its answer may be under
