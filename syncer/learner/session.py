@@ -12,9 +12,11 @@ reassembly, order of stripes) is a `Connection`; what outlives it is in `Session
   is older, or the same with other bytes, the server was resumed from an earlier step, and the
   learner follows it (wire 11.3). Otherwise its anchor would be of a future that never comes, and no
   push would count again.
-* `broadcasts`: accepted and not yet taken, in order of acceptance. They survive an outage.
-* `pulls`: not yet answered, in order of arrival, each once. They end with their connection: the
-  server asks the next generation again.
+* `broadcasts`: accepted and not yet taken, in order of acceptance, the newest of each fragment: a
+  trainer that pauses for minutes finds one model there, not every version. They survive an outage.
+* `pulls`: not yet answered, in order of arrival, the newest of each fragment: the server has at
+  most one round of a fragment open, so an answer to an older one would be refused. They end with
+  their connection: the server asks the next generation again.
 * the final cut: FINAL_FRAGMENTs with the three rules above in a cache of their own, and a manifest
   that must never change. With the manifest, broadcasts and pulls are no longer handed out.
 
@@ -195,6 +197,7 @@ class Session:
         if isinstance(message, Pull):
             news = connection is self.connection and message not in self.pulls
             if news:
+                self.pulls[:] = [p for p in self.pulls if p.fragment != message.fragment]
                 self.pulls.append(message)
             return news
         if isinstance(message, FinalFragment):
@@ -219,6 +222,10 @@ class Session:
         elif not is_news(message, digest, seen, "BCAST_FRAGMENT"):
             return False
         self.accepted[message.fragment] = message.version, digest
+        for older in self.broadcasts:
+            if older.fragment == message.fragment:
+                self.broadcasts.remove(older)
+                break
         self.broadcasts.append(message)
         return True
 
