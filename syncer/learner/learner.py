@@ -63,6 +63,8 @@ class Learner:
     identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
     alpha: 0 <= alpha < 1, how much of its own values a learner keeps when a broadcast arrives.
     min_steps_per_sync: optimizer steps on an anchor before a pull is answered.
+    bounded_lag: whether a pull waits for the broadcast it is about however long that takes, as a
+    server with --max-base-lag demands; False: for one step at most, in runs without that flag.
     num_streams: data sockets, 0..256. key: island key; None takes SYNCER_HMAC_KEY, then
     YETO_ISLAND_HMAC_KEY, from the environment. profile_hash, contract: 32 bytes or None.
     max_reconnects: attempts over the life, None for no limit. connect_timeout_s: seconds for the
@@ -83,7 +85,7 @@ class Learner:
                  num_streams: int = 4, key: str | bytes | None = None,
                  compat_group: str | None = None, profile_hash: bytes | None = None,
                  contract: bytes | None = None, max_reconnects: int | None = None,
-                 connect_timeout_s: float = 900.0):
+                 connect_timeout_s: float = 900.0, bounded_lag: bool = True):
         codes = {name: code for code, name in DTYPES.items()}
         if dtype not in codes:
             raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
@@ -101,7 +103,7 @@ class Learner:
             self._layout.wire, layout_fingerprint(self._layout), learner=learner_id,
             dtype=codes[dtype], num_streams=num_streams, contract=contract,
             profile_hash=profile_hash, compat_group=compat_group, key=_key(key),
-            min_steps_per_sync=min_steps_per_sync)
+            min_steps_per_sync=min_steps_per_sync, bounded_lag=bounded_lag)
         self._client = Client(self._session, address, connect_timeout_s=connect_timeout_s,
                               max_reconnects=max_reconnects)
         tensors = self._session.tensors

@@ -94,7 +94,8 @@ class Session:
     learner: id, a u32. fingerprint: 32 bytes. dtype: `DTYPE_F32`, `DTYPE_BF16` or `DTYPE_Q4`.
     num_streams: data sockets, 0..256. contract: 32 bytes, the fingerprint if None. profile_hash:
     32 bytes or None. key: island key for the HELLO, or None. min_steps_per_sync: a pull is
-    answered after that many steps on the exact anchor.
+    answered after that many steps on the exact anchor. bounded_lag: whether the run may bound how
+    old an anchor is; a pull then waits for the version that it is about, else for one step at most.
     Raises `LocalProtocolError` for values that no HELLO can carry.
 
     Large: it is one state machine; every method is something that happens to a learner, or a
@@ -104,7 +105,8 @@ class Session:
     def __init__(self, layout: Layout, fingerprint: bytes, *, learner: int,
                  dtype: int = DTYPE_BF16, num_streams: int = 4, contract: bytes | None = None,
                  profile_hash: bytes | None = None, compat_group: str | None = None,
-                 key: bytes | None = None, min_steps_per_sync: int = 1):
+                 key: bytes | None = None, min_steps_per_sync: int = 1,
+                 bounded_lag: bool = True):
         if min_steps_per_sync < 1:
             raise LocalProtocolError(
                 f"min_steps_per_sync must be at least 1, found {min_steps_per_sync}")
@@ -113,6 +115,7 @@ class Session:
         self.dtype = dtype
         self.num_streams = num_streams
         self.min_steps_per_sync = min_steps_per_sync
+        self.bounded_lag = bounded_lag
         self._key = key
         self._hello = Hello(
             learner, 1, dtype, layout, fingerprint,
@@ -129,6 +132,8 @@ class Session:
         self.accepted: list[tuple[int, bytes] | None] = [None] * count
         self.broadcasts: deque[Bcast] = deque()
         self.pulls: list[Pull] = []
+        self._pulled_at: dict[int, int] = {}
+        """Steps that were made when the newest pull of a fragment came."""
         self.final = ArrivingCut(count)
         self._applied: list[_Applied | None] = [None] * count
         self.last_generation: int | None = None
@@ -136,6 +141,8 @@ class Session:
         """Numbers of chunked messages; none repeats in the life of a session."""
         self._unheard: set[int] = set()
         """Fragments of which the newest connection has brought no broadcast yet."""
+        self._unconfirmed: set[int] = set()
+        """Fragments whose anchor is of an older connection, and not known to hold on this one."""
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -151,6 +158,7 @@ class Session:
         self.lost(self.connection)
         self.connection = connection
         self._unheard = set(range(len(self.layout.fragments)))
+        self._unconfirmed = set(self._unheard)
         return connection
 
     def lost(self, connection: Connection | None) -> None:
@@ -199,6 +207,7 @@ class Session:
             if news:
                 self.pulls[:] = [p for p in self.pulls if p.fragment != message.fragment]
                 self.pulls.append(message)
+                self._pulled_at[message.fragment] = self.steps
             return news
         if isinstance(message, FinalFragment):
             return self.final.take(message, digest)
@@ -218,6 +227,8 @@ class Session:
         if message.fragment in self._unheard:
             self._unheard.discard(message.fragment)
             if seen == (message.version, digest):
+                if all(waiting.fragment != message.fragment for waiting in self.broadcasts):
+                    self._unconfirmed.discard(message.fragment)  # the anchor is what holds now
                 return False
         elif not is_news(message, digest, seen, "BCAST_FRAGMENT"):
             return False
@@ -257,10 +268,18 @@ class Session:
         self.broadcasts.clear()
         for bcast in taken:
             self._applied[bcast.fragment] = _Applied(bcast.version, self.steps, self.tokens)
+            if bcast.fragment not in self._unheard:
+                self._unconfirmed.discard(bcast.fragment)
         return taken
 
     def due_pulls(self) -> list[Pull]:
-        """Pulls that may be answered now: an anchor is there, and enough steps were made on it."""
+        """Pulls that may be answered now: on the anchor they are about, after enough steps on it.
+
+        Broadcasts and pulls come on different sockets, so a pull can be here before the broadcast
+        that was sent ahead of it. Rounds of a fragment are as many steps apart as there are
+        fragments, which tells the version: an answer on an older anchor would be stale although
+        nobody is slow, and one on the anchor of a lost connection may be of no history at all.
+        """
         if self.phase is not Phase.TRAINING:
             return []
         return [pull for pull in self.pulls if self._due_anchor(pull) is not None]
@@ -268,8 +287,13 @@ class Session:
     def _due_anchor(self, pull: Pull) -> _Applied | None:
         """The anchor that a pull may be answered on now."""
         applied = self._applied[pull.fragment]
-        if applied is None or self.steps - applied.steps < self.min_steps_per_sync:
+        if applied is None or pull.fragment in self._unconfirmed or (
+                self.steps - applied.steps < self.min_steps_per_sync):
             return None
+        if applied.version < pull.step - len(self.layout.fragments):
+            waited = self.steps - self._pulled_at.get(pull.fragment, 0)
+            if self.bounded_lag or waited <= 1:  # the step under way when it came is no whole one
+                return None
         return applied
 
     def answer(self, pull: Pull) -> Push | None:

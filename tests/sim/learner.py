@@ -86,7 +86,8 @@ class SimLearner:
             num_streams=self.settings["streams"], compat_group=fleet.group,
             contract=bytes(32) if wrong == "contract" else fleet.contract,
             profile_hash=bytes(32) if wrong == "profile" else fleet.profile,
-            key=b"another key" if wrong == "key" else fleet.key, min_steps_per_sync=self.gate)
+            key=b"another key" if wrong == "key" else fleet.key, min_steps_per_sync=self.gate,
+            bounded_lag=fleet.config.max_base_lag is not None or self.learner % 2 == 0)
 
     def connect(self, process: int) -> None:
         if process != self.process or self.session.ended or self.done or self.link is not None:

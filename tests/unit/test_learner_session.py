@@ -167,6 +167,66 @@ def test_a_pull_that_overtakes_its_broadcast_waits_for_a_step_on_it():
     assert session.answer(Pull(0, 1, 1)) is None
 
 
+@pytest.mark.parametrize("bounded_lag", [True, False])
+def test_a_pull_waits_for_the_version_it_is_about(bounded_lag):
+    """Two fragments: the round of step 6 is about version 4. Unbounded: for one whole step."""
+    session = make(bounded_lag=bounded_lag)
+    connection = session.connect(1)
+    connection.feed(1, bcast(0, 2, 1.0))
+    session.take_broadcasts()
+    session.advance(1)
+    connection.feed(0, pull(0, 6))
+    session.advance(1)
+    assert session.due_pulls() == []
+    session.advance(1)
+    assert session.due_pulls() == ([] if bounded_lag else [Pull(0, 6, 1)])
+    connection.feed(2, bcast(0, 4, 1.0))
+    session.take_broadcasts()
+    assert session.due_pulls() == []
+    session.advance(1)
+    assert session.answer(Pull(0, 6, 1)).base == 4
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_pull_of_the_first_rounds_is_about_the_initial_values(step):
+    session = make()
+    connection = session.connect(1)
+    connection.feed(1, bcast(0, 0, 1.0))
+    session.take_broadcasts()
+    connection.feed(0, pull(0, step))
+    session.advance(1)
+    assert session.answer(Pull(0, step, 1)).base == 0
+
+
+@pytest.mark.parametrize("held", [3, 5, 9])
+def test_a_pull_is_answered_only_on_an_anchor_heard_on_its_connection(held):
+    """A resumed server: the anchor held is of a lost future, or the same, or older."""
+    session = make(bounded_lag=False)
+    session.connect(1).feed(1, bcast(0, held, float(held)))
+    session.take_broadcasts()
+    session.advance(5)
+    second = session.connect(2)
+    second.feed(0, pull(0, 7))
+    session.advance(5)
+    assert session.due_pulls() == []
+    second.feed(1, bcast(0, 5, 5.0))
+    session.take_broadcasts()
+    session.advance(1)
+    assert session.answer(Pull(0, 7, 1)).base == 5
+
+
+def test_a_broadcast_of_a_lost_connection_is_no_anchor_for_a_pull_of_the_next():
+    session = make(bounded_lag=False)
+    session.connect(1).feed(1, bcast(0, 9, 1.0))
+    second = session.connect(2)
+    second.feed(0, pull(0, 7))
+    session.take_broadcasts()
+    session.advance(5)
+    assert session.due_pulls() == []
+    second.feed(1, bcast(0, 9, 1.0))  # the server still holds it
+    assert session.due_pulls() == [Pull(0, 7, 1)]
+
+
 def test_the_gate_counts_steps_since_the_last_broadcast():
     session = make(min_steps_per_sync=3)
     connection = session.connect(1)
