@@ -6,15 +6,19 @@ One lock guards the session and all queues. It is held for moments only, so a ca
 at a step boundary never waits for the network. `changed` is notified whenever somebody who waits
 for the session, the queues or the connection should look again.
 
-A supervisor thread follows one connection group after the other. When a group ends, it waits
-1, 2, 4, 8, 16, 30, 30, ... seconds before each attempt at a new one, starting anew at 1 for every
-outage (wire 13.1). What was queued is dropped, since a message never spans two generations.
+A supervisor thread follows one connection group after the other. When a group ends, it waits for
+a random part of 3, 6, 12, 24, 30, 30, ... seconds before each attempt at a new one, starting anew
+for every outage (wire 13.1), but going on where the server only said "try again later". A server
+that comes back would otherwise meet all its learners in the same tenth of a second. What was queued
+is dropped, since a message never spans two generations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import random
 import secrets
 import socket
 import sys
@@ -36,6 +40,8 @@ FIRST_PAUSE_S = 2.0
 FIRST_REPORT_S = 30.0
 REDIAL_TRY_S = 20.0
 BACKOFF_MAX_S = 30.0
+SPREAD = 3.0
+"""The most that is waited, in back-offs: 64 learners come back over 3 s, whatever the outage."""
 DRAIN_S = 1.0
 """How long an ended connection is still read: see `ClientGroup.close`."""
 CLOSE_S = 5.0
@@ -61,7 +67,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def backoff_s(attempt: int) -> float:
-    """Seconds to wait before attempt 0, 1, 2, ... of an outage."""
+    """The back-off before attempt 0, 1, 2, ... of an outage, in seconds, before it is spread."""
     return min(2.0 ** min(attempt, 10), BACKOFF_MAX_S)
 
 
@@ -80,7 +86,16 @@ def dial(address: tuple[str, int], timeout_s: float) -> socket.socket:
 
 
 def _say(line: str) -> None:
-    print(PROGRESS_PREFIX + line, file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(PROGRESS_PREFIX + line, file=sys.stderr, flush=True)
+
+
+_dice = random.SystemRandom()
+"""Not the stream of `random`, which islands seed alike and a training loop may count on."""
+
+
+def _jitter(most_s: float) -> float:
+    return _dice.uniform(0.0, most_s)
 
 
 class Client:
@@ -88,7 +103,8 @@ class Client:
 
     address: "host:port". connect_timeout_s: for the first connection, all tries together.
     max_reconnects: attempts over the client's life; None: no limit, 0: the first drop is fatal.
-    clock, pause, say: for tests; monotonic seconds, a wait that `close` ends, a progress line.
+    clock, pause, say, jitter: for tests; monotonic seconds, a wait that `close` ends, a progress
+    line, a random part of so many seconds.
     Raises `ConfigError` for an address or limit that cannot be used.
 
     Large: dialing, following a connection and ending are one life under one lock; apart they would
@@ -99,7 +115,8 @@ class Client:
                  max_reconnects: int | None = None,
                  clock: Callable[[], float] = time.monotonic,
                  pause: Callable[[float], object] | None = None,
-                 say: Callable[[str], None] = _say):
+                 say: Callable[[str], None] = _say,
+                 jitter: Callable[[float], float] = _jitter):
         if max_reconnects is not None and max_reconnects < 0:
             raise ConfigError(f"max_reconnects must not be negative, found {max_reconnects}")
         self.session = session
@@ -113,7 +130,8 @@ class Client:
         self._closing = threading.Event()
         self._clock = clock
         self._pause = pause or self._closing.wait
-        self.say = say
+        self._say = say
+        self._jitter = jitter
         self._group: ClientGroup | None = None
         self._supervisor: threading.Thread | None = None
         self._past_bytes = [0, 0]
@@ -121,6 +139,11 @@ class Client:
         _clients.add(self)
 
     # --- life ------------------------------------------------------------------------------------
+
+    def say(self, line: str) -> None:
+        """A progress line. A stderr that nobody reads any more must not end a learner."""
+        with contextlib.suppress(Exception):
+            self._say(line)
 
     def start(self) -> None:
         """Connects for the first time and starts the threads.
@@ -148,7 +171,7 @@ class Client:
             if now - reported >= FIRST_REPORT_S:
                 reported = now
                 self.say(f"{self._shown} not reachable yet after {now - start:.0f} s ({reason})")
-            self._pause(FIRST_PAUSE_S)
+            self._pause(self._jitter(2 * FIRST_PAUSE_S))
         self.say(f"connected to {self._shown} after {attempts} "
                   f"attempt{'s' if attempts > 1 else ''}")
         self._supervisor = threading.Thread(
@@ -278,6 +301,7 @@ class Client:
                 self.changed.notify_all()
 
     def _follow_groups(self) -> None:
+        attempt = -1
         while True:
             group = self._group
             assert group is not None  # `start` and `_reconnect` leave one behind
@@ -292,24 +316,27 @@ class Client:
                 self._past_bytes[1] += group.bytes_received
                 self._group = None
                 over = self.session.ended or self._closing.is_set()
-            if over or not self._reconnect(reason):
+            found = None if over else self._reconnect(
+                group.turned_away or reason, attempt + 1 if group.turned_away else 0)
+            if found is None:
                 return
+            attempt = found
 
-    def _reconnect(self, reason: str) -> bool:
-        """Redials until it works; False when the client is to end."""
-        for attempt in range(2**62):
+    def _reconnect(self, reason: str, first: int) -> int | None:
+        """Redials from attempt `first` on; the one that worked, or None: the client is to end."""
+        for attempt in range(first, 2**62):
             if self._max_reconnects is not None and self._reconnects >= self._max_reconnects:
                 with self.lock:
                     self.session.fail(ConnectionFailed(
                         f"syncer connection failed: {reason}; no reconnect is left of "
                         f"{self._max_reconnects}"))
                     self.changed.notify_all()
-                return False
-            wait_s = backoff_s(attempt)
-            self.say(f"connection to {self._shown} lost ({reason}); dialing in {wait_s:.0f} s")
+                return None
+            wait_s = self._jitter(min(SPREAD * backoff_s(attempt), BACKOFF_MAX_S))
+            self.say(f"connection to {self._shown} lost ({reason}); dialing in {wait_s:.1f} s")
             self._pause(wait_s)
             if self._closing.is_set():
-                return False
+                return None
             self._reconnects += 1
             try:
                 self._adopt(self._connect(REDIAL_TRY_S))
@@ -318,8 +345,8 @@ class Client:
                 continue
             self.say(f"connected to {self._shown} again after {attempt + 1} "
                       f"attempt{'s' if attempt else ''}")
-            return True
-        return False
+            return attempt
+        return None
 
     # --- fork ------------------------------------------------------------------------------------
 

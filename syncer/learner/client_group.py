@@ -19,7 +19,7 @@ from typing import TypeAlias
 from syncer.errors import SyncerError
 from syncer.gather import advance
 from syncer.learner.connection import CONTROL, Connection
-from syncer.learner.session import Session
+from syncer.learner.session import Session, TurnedAway
 
 Gather: TypeAlias = list[bytes | memoryview]
 """The buffers of one frame, in order."""
@@ -76,6 +76,8 @@ class ClientGroup:
         self.connection = connection
         self.ended_by: str | None = None
         """Why the group ends; None while it lives."""
+        self.turned_away: str | None = None
+        """What the server said that could not serve it now, but may later: the back-off goes on."""
         self._session = session
         self._lock = lock
         self._changed = changed
@@ -177,6 +179,9 @@ class ClientGroup:
             body(stream)
         except OSError as error:
             reason = error.strerror or str(error)
+        except TurnedAway as error:
+            reason = str(error)
+            self.turned_away = reason
         except SyncerError as error:
             reason = str(error)
             with self._lock:

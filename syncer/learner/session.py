@@ -58,6 +58,14 @@ REFUSALS = (
 )
 """ERROR texts (by their start) that will be the same at every attempt, and their metric."""
 
+OUTAGES = (
+    "try again later",
+    "unknown learner",
+    "duplicate connection generation",
+    "duplicate data stream index",
+)
+"""Parts of ERROR texts about a moment, not about this learner: another attempt may succeed."""
+
 
 class ConnectionFailed(SyncerError):
     """The server refused this learner, or cannot be reached any more.
@@ -69,6 +77,10 @@ class ConnectionFailed(SyncerError):
     def __init__(self, text: str, metric: str | None = None):
         super().__init__(text)
         self.metric = metric
+
+
+class TurnedAway(ConnectionFailed):
+    """The server could not take this connection now: an outage, after which it is tried again."""
 
 
 class Phase(Enum):
@@ -85,6 +97,8 @@ def refusal(text: str) -> ConnectionFailed:
     for prefix, metric in REFUSALS:
         if text.startswith(prefix):
             return ConnectionFailed(f"{metric}: {text}", metric)
+    if any(part in text for part in OUTAGES):
+        return TurnedAway(text)
     return ConnectionFailed(f"syncer connection failed: {text}")
 
 
@@ -187,12 +201,15 @@ class Session:
     def accept(self, connection: Connection, inbound: Inbound) -> bool:
         """Takes a parsed frame into the state; True if it changed anything.
 
-        Raises `RemoteProtocolError` or `ConnectionFailed`, recorded in `error` as well.
+        Raises `RemoteProtocolError` or `ConnectionFailed`, recorded in `error` as well, and
+        `TurnedAway`, which ends the connection alone.
         """
         if self.ended:
             return False
         try:
             return self._accept(connection, inbound.message, inbound.digest)
+        except TurnedAway:
+            raise
         except SyncerError as error:
             self.fail(error)
             raise

@@ -48,7 +48,8 @@ class Fixture:
 
     def client(self, session: Session | None = None, **options) -> Client:
         client = Client(session or make_session(), self.server.address, pause=self.waits,
-                        clock=lambda: self.waits.now, say=self.lines.append, **options)
+                        clock=lambda: self.waits.now, say=self.lines.append,
+                        **{"jitter": lambda most_s: most_s / 2} | options)
         self.clients.append(client)
         return client
 

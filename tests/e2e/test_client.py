@@ -89,7 +89,7 @@ def test_any_dead_socket_ends_the_group_and_a_fresh_generation_follows(place, de
     assert again.hello._replace(generation=0) == peer.hello._replace(generation=0)
     until(lambda: client.connected, "the client is connected again")
     client.check()
-    assert place.waits.seconds == [1.0]
+    assert place.waits.seconds == [1.5]
 
 
 def test_backoff_grows_and_starts_anew_with_every_outage(place):
@@ -108,9 +108,56 @@ def test_backoff_grows_and_starts_anew_with_every_outage(place):
     place.server.accept().close()
     place.server.accept()
     until(lambda: client.connected, "the client is connected again")
-    assert place.waits.seconds == [1, 2, 4, 8, 16, 30, 30, 30, 1]
+    assert place.waits.seconds == [1.5, 3, 6, 12, 15, 15, 15, 15, 1.5]
     client.check()
     assert f"connected to {place.server.address} again after 8 attempts" in place.lines
+
+
+def test_learners_of_a_lost_server_dial_again_spread_over_seconds(place):
+    """64 of them, and full jitter: the first attempts are over more than 2 s, not at one moment."""
+    client, peer = place.connected(jitter=client_module._jitter)
+    for _ in range(63):
+        peer.close()
+        peer = place.server.accept()
+    peer.close()
+    place.server.accept()
+    until(lambda: client.connected, "the client is connected again")
+    assert len(place.waits.seconds) == 64
+    assert max(place.waits.seconds) - min(place.waits.seconds) > 2
+    assert 0 <= min(place.waits.seconds) <= max(place.waits.seconds) <= 3
+
+
+@pytest.mark.parametrize("broken", [BrokenPipeError(), ValueError("I/O on closed file"), OSError(5)])
+def test_a_dead_stderr_does_not_end_a_client(place, broken):
+    def say(line: str) -> None:
+        raise broken
+
+    client = Client(make_session(), place.server.address, pause=place.waits, say=say)
+    place.clients.append(client)
+    client.start()
+    place.server.accept().close()
+    place.server.accept()
+    until(lambda: client.connected, "the client is connected again")
+    client.check()
+
+
+@pytest.mark.parametrize("text", [
+    "invalid first frame: this syncer receives too many large first frames at once; try again later",
+    "unknown learner 0 generation 7: no HELLO within 10 s",
+    "duplicate connection generation 7 of learner 0"])
+def test_what_the_server_cannot_do_now_is_an_outage_with_backoff(place, text):
+    client, peer = place.connected()
+    for _ in range(3):
+        peer.error(text)
+        peer.close()
+        peer = place.server.accept()
+    until(lambda: client.connected, "the client is connected again")
+    client.check()
+    assert place.waits.seconds == [1.5, 3, 6]
+    assert sum(f"lost ({text})" in line for line in place.lines) == 3
+    peer.close()  # an outage of its own
+    place.server.accept()
+    assert place.waits.seconds[3:] == [1.5]
 
 
 @pytest.mark.parametrize("limit", [0, 2])
@@ -124,7 +171,7 @@ def test_reconnects_are_counted_over_the_whole_life(place, limit):
     until(lambda: client.session.error, "the last drop is fatal")
     with pytest.raises(ConnectionFailed, match=f"no reconnect is left of {limit}"):
         client.check()
-    assert place.waits.seconds == [1.0] * limit
+    assert place.waits.seconds == [1.5] * limit
 
 
 def test_a_torn_broadcast_is_dropped_and_its_repetition_accepted_once(place):

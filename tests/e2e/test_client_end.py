@@ -204,7 +204,8 @@ def test_bytes_are_counted_over_all_connections(place):
     for version in (1, 2):
         peer.bcast(1, version, values(1, 0.5))
         peer.pull(1, 1)
-        until(lambda count=version: session.pulls and len(session.broadcasts) == count,
+        until(lambda newest=version: session.pulls and [
+            bcast.version for bcast in session.broadcasts] == [newest],
               "both arrive")
         client.send_control(session.heartbeat())
         peer.receive(heartbeats=True)

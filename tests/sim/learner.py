@@ -12,7 +12,7 @@ import numpy as np
 
 from syncer.errors import SyncerError
 from syncer.learner.fragment import Fragment
-from syncer.learner.session import Phase, Session
+from syncer.learner.session import Phase, Session, TurnedAway
 from syncer.protocol import Msg
 from syncer.wire.encode import (
     encode_budget_done,
@@ -123,6 +123,9 @@ class SimLearner:
             for inbound in self.taken(connection, stream, data):
                 if inbound.msg_type == Msg.BCAST_FRAGMENT:
                     self.init_sent = True  # the run has begun: everything has its first value
+        except TurnedAway:
+            self.lost(connection, link)
+            link.close()
         except SyncerError as error:
             self.fleet.refused(self, error)
             link.close()
