@@ -221,6 +221,22 @@ class Client:
         if self._group is not None:
             self._group.close(0.0)
 
+    def close_aside(self) -> None:
+        """`close` on a thread of its own: for a finalizer, which runs in the middle of anything."""
+        if os.getpid() == self._pid and not self._closing.is_set():
+            threading.Thread(target=self.close, daemon=True, name="syncer-close").start()
+
+    def give_way(self, reason: str) -> bool:
+        """Closes for a successor, and fails with `reason`; False if it had ended before."""
+        if os.getpid() != self._pid:
+            return False
+        with self.lock:
+            if self._closing.is_set() or self.session.ended:
+                return False
+            self.session.fail(ConnectionFailed(f"syncer connection closed: {reason}"))
+        self.close()
+        return True
+
     def wait_for(self, condition: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until `condition()`, called under the lock, holds; False after `timeout_s` seconds.
 

@@ -7,8 +7,10 @@ network in `step`.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
+import weakref
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -57,7 +59,7 @@ class Learner:
     """One island of a Decoupled DiLoCo run, on f32 arrays in this process.
 
     parameters: name -> C-contiguous, writable f32 array of any shape; they are changed in place, so
-    the arrays must stay the ones the training loop uses. address: "host:port" of the server.
+    the arrays must stay the ones the training loop uses; empty ones are left out. address: "host:port" of the server.
     learner_id: below the server's --learners; learner 0 brings the initial values.
     dtype: "f32", "bf16" or "q4", how deltas travel. fragments, matrix_merge, pattern, avg_regex,
     identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
@@ -70,7 +72,9 @@ class Learner:
     max_reconnects: attempts over the life, None for no limit. connect_timeout_s: seconds for the
     first connection.
 
-    The constructor connects, waiting up to `connect_timeout_s`, and learner 0 sends its values.
+    The constructor connects, waiting up to `connect_timeout_s`, and learner 0 sends its values. An
+    object that is dropped without `close` leaves the run when it is collected; a second one for the
+    same address and id in this process closes the first, whose `step` raises from then on.
     Raises `ConfigError` or `LocalProtocolError` for arguments that cannot be used, and
     `ConnectionFailed` when the server is not reached or refuses.
 
@@ -113,6 +117,10 @@ class Learner:
         self._done = False
         self._initial = InitialValues(
             self._session, self._client, self._fragments, self._buffers)
+        # The threads know the client alone, so that a learner nobody holds any more is collected.
+        # At the end of the process the kernel closes the sockets.
+        weakref.finalize(self, self._client.close_aside).atexit = False
+        _succeed(self._client, address, learner_id)
         try:
             self._client.start()
             self._initial.send_all()
@@ -134,35 +142,37 @@ class Learner:
             self._session.advance(tokens)
         return self._boundary()
 
-    def finish(self, timeout_s: float = 900.0) -> Status:
+    def finish(self, timeout_s: float | None = None) -> Status:
         """Waits for the final cut, writes it into the parameters, and acknowledges it.
 
         Afterwards the parameters are exactly the server's f32 values. May be called before
         training is over: the learner then goes on following the others without steps of its own.
-        Raises `SyncerError` when the cut is not complete after `timeout_s` seconds, and as `step`.
+        Waits as long as the run takes; with `timeout_s`, raises `SyncerError` when the cut is not
+        complete after so many seconds. Raises as `step`.
         """
         if self._done:
             return self._status((), ())
-        deadline = time.monotonic() + timeout_s
-        cut = self._wait_for_cut(deadline, timeout_s)
+        deadline = _deadline(timeout_s)
+        cut = self._wait_for_cut(deadline)
         for fragment, tensor in zip(self._fragments, cut, strict=True):
             fragment.overwrite(tensor)
         self._acknowledge(time.monotonic() + ACK_TIMEOUT_S)
         self._done = True
         return self._status((), ())
 
-    def adopt(self, timeout_s: float = 900.0) -> Status:
+    def adopt(self, timeout_s: float | None = None) -> Status:
         """Sets the parameters to the newest merged values, waiting until every fragment has some.
 
         For values that have nothing to do with the run's, before the first step: without it a
         learner that joins late blends its fresh parameters in and pushes the difference. Counts
         no step and answers no pull. Returns early, with the parameters as they were, when the
-        final cut is already there. Raises `SyncerError` when the fragments have not arrived after
-        `timeout_s` seconds, and as `step`.
+        final cut is already there. Waits for the run to start; with `timeout_s`, raises
+        `SyncerError` when the fragments have not arrived after so many seconds. Raises as `step`.
         """
         self._client.check()
         session, client = self._session, self._client
-        deadline = time.monotonic() + timeout_s
+        start = time.monotonic()
+        deadline, report_s = _deadline(timeout_s), start + WAIT_REPORT_S
         applied = self._apply_broadcasts()
         while missing := [i for i, f in enumerate(self._fragments) if f.anchor is None]:
             if session.phase is not Phase.TRAINING:
@@ -170,10 +180,14 @@ class Learner:
             self._initial.offer()
             arrived = client.wait_for(
                 lambda: session.broadcasts or session.phase is not Phase.TRAINING
-                or self._initial.can_go_on(), deadline - time.monotonic())
-            if not arrived:
-                raise SyncerError(f"no broadcast of fragments {missing} within {timeout_s:.0f} s: "
+                or self._initial.can_go_on(), min(deadline, report_s) - time.monotonic())
+            now = time.monotonic()
+            if not arrived and now >= deadline:
+                raise SyncerError(f"no broadcast of fragments {missing} within {deadline - start:.0f} s: "
                                   "has the run started?")
+            if not arrived:
+                report_s = now + WAIT_REPORT_S
+                client.say(f"waiting for merged values of fragments {missing}{_left(deadline)}")
             applied += self._apply_broadcasts()
         for fragment in self._fragments:
             fragment.restore()
@@ -264,10 +278,11 @@ class Learner:
 
     # --- start and end ---------------------------------------------------------------------------
 
-    def _wait_for_cut(self, deadline: float, timeout_s: float) -> list[memoryview]:
+    def _wait_for_cut(self, deadline: float) -> list[memoryview]:
         """The f32 bytes of every fragment of the final cut."""
         session, client = self._session, self._client
-        report_s = time.monotonic() + WAIT_REPORT_S
+        start = time.monotonic()
+        report_s = start + WAIT_REPORT_S
         while True:
             client.check()
             self._boundary()
@@ -283,11 +298,10 @@ class Learner:
                     missing = "manifest"
             now = time.monotonic()
             if now >= deadline:
-                raise SyncerError(f"the final cut was not complete after {timeout_s:.0f} s: "
+                raise SyncerError(f"the final cut was not complete after {deadline - start:.0f} s: "
                                   f"{missing} missing")
             report_s = now + WAIT_REPORT_S
-            client.say(
-                f"waiting for the final cut ({missing} missing), {deadline - now:.0f} s left")
+            client.say(f"waiting for the final cut ({missing} missing){_left(deadline)}")
 
     def _has_work(self) -> bool:
         """Whether a boundary, or the end of the wait for the cut, has something to do."""
@@ -319,6 +333,31 @@ class Learner:
                     "the parameters are the final ones nevertheless")
 
 
+_living: weakref.WeakValueDictionary[tuple[str, int], Client] = weakref.WeakValueDictionary()
+
+
+def _succeed(client: Client, address: str, learner: int) -> None:
+    """Ends the client that this process has for the same place in the same run.
+
+    Two would take turns in being the newest connection, and one of them may be trained by nobody.
+    """
+    older = _living.get((address, learner))
+    _living[address, learner] = client
+    if older is not None and older.give_way(
+            f"another Learner with id {learner} for {address} was made in this process"):
+        client.say(f"learner {learner} of this process for {address} was still connected; "
+                   "closing it")
+
+
+def _deadline(timeout_s: float | None) -> float:
+    """On the monotonic clock; never, without a limit."""
+    return math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _left(deadline: float) -> str:
+    return "" if deadline == math.inf else f", {deadline - time.monotonic():.0f} s left"
+
+
 def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for name, array in parameters.items():
@@ -332,7 +371,8 @@ def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.nd
             raise ConfigError(f"two parameters are called {canonical_name(name)!r} without the "
                               "prefixes of their wrappers")
         arrays[canonical_name(name)] = array
-    places = sorted((array.ctypes.data, array.nbytes, name) for name, array in arrays.items())
+    places = sorted((array.ctypes.data, array.nbytes, name) for name, array in arrays.items()
+                    if array.size)
     for (start, size, name), (behind, _, other) in itertools.pairwise(places):
         if start + size > behind:
             raise ConfigError(f"parameters {name!r} and {other!r} share memory; pass tied "

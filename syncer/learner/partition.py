@@ -107,7 +107,8 @@ def build_layout(
     pattern: "binpack" (largest first into the smallest bin) or "strided" (whole layers, dealt out
     in turn). avg_regex: tensors whose name it matches anywhere join the averaged fragment, next to
     embeddings and heads. matrix_merge: "rda" or "iso" for all others; iso averages whatever is not
-    two-dimensional. identity_shapes: let the fingerprint cover the full shapes.
+    two-dimensional. identity_shapes: let the fingerprint cover the full shapes. A tensor without
+    elements has nothing to merge and is left out.
 
     The averaged set is a fragment of its own, so one fragment more than asked for can come back;
     with few tensors it can be fewer. Time is that of sorting the names.
@@ -249,17 +250,20 @@ def _checked_tensors(
             raise ConfigError("parameter names must be unique and not empty, found "
                               + (f"{name!r} twice" if name else "an empty one"))
         numel = math.prod(shape)
-        if not 0 < numel <= _U64_MAX or min(shape, default=1) < 1:
-            raise ConfigError(f"parameter {name!r} has shape {shape}, expected at least one and "
-                              "at most 2^64 - 1 elements")
+        if not 0 <= numel <= _U64_MAX or min(shape, default=1) < 0:
+            raise ConfigError(f"parameter {name!r} has shape {shape}, expected no negative "
+                              "dimension and at most 2^64 - 1 elements")
         try:
             name.encode()
         except UnicodeEncodeError:
             raise ConfigError(f"parameter name {name!r} cannot be written as UTF-8") from None
         seen.add(name)
-        result.append(_Entry(-numel, name, NamedTensor(name, shape)))
+        if numel:
+            result.append(_Entry(-numel, name, NamedTensor(name, shape)))
     if not result:
-        raise ConfigError("a layout needs at least one parameter, found none")
+        raise ConfigError("a layout needs at least one parameter with elements, found "
+                          + (f"only empty ones, for example {next(iter(seen))!r}" if seen
+                             else "none"))
     return result
 
 

@@ -203,12 +203,22 @@ def test_altered_or_foreign_layout_files_are_refused(tmp_path):
         save_layout(tmp_path / "missing" / "layout.json", build_layout(T, 3))
 
 
+@pytest.mark.parametrize("options", [{}, {"pattern": "strided"}, {"matrix_merge": "iso"},
+                                     {"identity_shapes": True}])
+def test_empty_tensors_are_left_out(options):
+    full = {"a": (3, 4), "embed": (5, 2), "layers.1.b": (7,)}
+    empty = {"a.none": (3, 0), "embed.none": (0,), "layers.0.none": 0}
+    assert build_layout(full | empty, 3, **options) == build_layout(full, 3, **options)
+
+
 @pytest.mark.parametrize(("arguments", "options", "text"), [
     (({}, 1), {}, "at least one parameter"),
     (({"a": 1}, 0), {}, "fragments must be"),
     (({"a": 1}, 1.0), {}, "fragments must be"),
-    (({"a": 0}, 1), {}, "'a' has shape"),
-    (({"a": (3, 0)}, 1), {}, "'a' has shape"),
+    (({"a": 0}, 1), {}, "only empty ones, for example 'a'"),
+    (({"a": (3, 0)}, 1), {}, "only empty ones, for example 'a'"),
+    (({"a": (3, -1)}, 1), {}, "'a' has shape"),
+    (({"a": (0, -1), "b": 1}, 1), {}, "'a' has shape"),
     (({"a": (2**40, 2**40)}, 1), {}, "'a' has shape"),
     (({"": 1}, 1), {}, "an empty one"),
     (([("a", 1), ("a", 2)], 1), {}, "'a' twice"),
