@@ -59,7 +59,8 @@ class Learner:
     """One island of a Decoupled DiLoCo run, on f32 arrays in this process.
 
     parameters: name -> C-contiguous, writable f32 array of any shape; they are changed in place, so
-    the arrays must stay the ones the training loop uses; empty ones are left out. address: "host:port" of the server.
+    the arrays must stay the ones the training loop uses; empty ones are left out.
+    address: "host:port" of the server.
     learner_id: below the server's --learners; learner 0 brings the initial values.
     dtype: "f32", "bf16" or "q4", how deltas travel. fragments, matrix_merge, pattern, avg_regex,
     identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
@@ -183,8 +184,8 @@ class Learner:
                 or self._initial.can_go_on(), min(deadline, report_s) - time.monotonic())
             now = time.monotonic()
             if not arrived and now >= deadline:
-                raise SyncerError(f"no broadcast of fragments {missing} within {deadline - start:.0f} s: "
-                                  "has the run started?")
+                raise SyncerError(f"no broadcast of fragments {missing} within "
+                                  f"{deadline - start:.0f} s: has the run started?")
             if not arrived:
                 report_s = now + WAIT_REPORT_S
                 client.say(f"waiting for merged values of fragments {missing}{_left(deadline)}")

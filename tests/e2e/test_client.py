@@ -127,7 +127,8 @@ def test_learners_of_a_lost_server_dial_again_spread_over_seconds(place):
     assert 0 <= min(place.waits.seconds) <= max(place.waits.seconds) <= 3
 
 
-@pytest.mark.parametrize("broken", [BrokenPipeError(), ValueError("I/O on closed file"), OSError(5)])
+@pytest.mark.parametrize(
+    "broken", [BrokenPipeError(), ValueError("I/O on closed file"), OSError(5)])
 def test_a_dead_stderr_does_not_end_a_client(place, broken):
     def say(line: str) -> None:
         raise broken
@@ -142,7 +143,7 @@ def test_a_dead_stderr_does_not_end_a_client(place, broken):
 
 
 @pytest.mark.parametrize("text", [
-    "invalid first frame: this syncer receives too many large first frames at once; try again later",
+    "invalid first frame: this syncer receives too many large first frames; try again later",
     "unknown learner 0 generation 7: no HELLO within 10 s",
     "duplicate connection generation 7 of learner 0"])
 def test_what_the_server_cannot_do_now_is_an_outage_with_backoff(place, text):

@@ -4,6 +4,7 @@ import gc
 import itertools
 import threading
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -451,7 +452,8 @@ def test_finish_follows_the_run_unless_it_is_given_a_limit(server, quick, monkey
     """A clock that runs hours ahead: without a limit it waits on."""
     with learner_of(server, model(), learner_id=1) as learner:
         peer, clock = server.accept(), itertools.count(0.0, 3600.0)
-        monkeypatch.setattr(learner_module.time, "monotonic", lambda: next(clock))
+        ahead = SimpleNamespace(monotonic=lambda: next(clock))
+        monkeypatch.setattr(learner_module, "time", ahead)
         done = in_thread(learner.finish)
         until(lambda: next(clock) > 1e6, "days have passed")
         assert learner._session.phase is Phase.TRAINING

@@ -323,7 +323,8 @@ class Fleet:
         self.marks.add("a learner was refused")
         text = str(error)
         assert (learner.misconfigured or "garbage" in self.faults
-                or (self.other_history and "other bytes" in text)), f"learner {learner.learner}: {error}"
+                or (self.other_history and "other bytes" in text)), (
+                    f"learner {learner.learner}: {error}")
 
     # ---- play and judge --------------------------------------------------------------------------
 
