@@ -59,8 +59,8 @@ def test_every_socket_has_the_options_of_the_protocol(place):
     for each in client._group._sockets:
         found = [each.socket.getsockopt(socket.IPPROTO_TCP, option) for option in
                  (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL,
-                  socket.TCP_KEEPCNT)]
-        assert found == [1, 60, 15, 4]
+                  socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)]
+        assert found == [1, 15, 15, 3, 60_000]
         assert each.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert each.socket.gettimeout() is None
 

@@ -17,8 +17,8 @@ from typing import Any
 from tests.sim.clock import MS, SECOND, World
 
 PORT = 29400
-KEEPALIVE_NS = 120 * SECOND
-"""As `syncer.tcp` sets it up: 60 s of silence, then four probes."""
+KEEPALIVE_NS = 60 * SECOND
+"""As `syncer.tcp` sets it up: 15 s of silence, then three probes; or 60 s without an answer."""
 
 
 class Pipe:
