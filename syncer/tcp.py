@@ -6,9 +6,10 @@ import socket
 
 KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 3),
              ("TCP_USER_TIMEOUT", 60_000))
-"""A peer that is gone without a word is noticed after 15 + 3 * 15 seconds, and within 60,000 ms when
-bytes wait for its acknowledgement, which keeps the probes away: the kernel alone tries for about 15
-minutes then. The first probe comes after 15 s because links forget flows that are idle for 30."""
+"""A peer that is gone without a word is noticed after 15 + 3 * 15 seconds, and after 60,000 ms
+when bytes wait for its acknowledgement, which keeps the probes away: the kernel alone tries for
+about 15 minutes then. The first probe comes after 15 s because links forget flows that are idle
+for 30."""
 
 
 def configure(sock: socket.socket) -> None:

@@ -1,10 +1,7 @@
 """`Learner` against a scripted server: the step boundary, deltas, the H gate, the final cut."""
 
-import gc
 import itertools
 import threading
-import weakref
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ from syncer.learner.client_group import QUEUE_FRAMES_MAX
 from syncer.learner.session import Phase
 from syncer.wire.messages import Heartbeat, Pull, Push
 
-from .clients import client_threads, ends
 from .scripted_server import DEADLINE_S, ScriptedServer
 from .waiting import step_until, until
 
@@ -446,58 +442,6 @@ def test_a_long_wait_for_the_cut_shows_progress(server, quick, monkeypatch, capf
         assert "[yeto-syncer-client] waiting for the final cut (manifest missing), " in lines[-1]
         send_cut(peer, learner, model(2), 7)
         assert done().finished
-
-
-def test_finish_follows_the_run_unless_it_is_given_a_limit(server, quick, monkeypatch, capfd):
-    """A clock that runs hours ahead: without a limit it waits on."""
-    with learner_of(server, model(), learner_id=1) as learner:
-        peer, clock = server.accept(), itertools.count(0.0, 3600.0)
-        ahead = SimpleNamespace(monotonic=lambda: next(clock))
-        monkeypatch.setattr(learner_module, "time", ahead)
-        done = in_thread(learner.finish)
-        until(lambda: next(clock) > 1e6, "days have passed")
-        assert learner._session.phase is Phase.TRAINING
-        monkeypatch.undo()
-        send_cut(peer, learner, model(2), 7)
-        assert done().finished
-    assert "left" not in capfd.readouterr().err
-
-
-def test_a_learner_that_nobody_holds_leaves_the_run(server, quick):
-    """Its threads hold the connection, never the learner; the place is free for another."""
-    learner = learner_of(server, model(), learner_id=1)
-    gone, peer = weakref.ref(learner), server.accept()
-    assert learner.step(1).connected
-    del learner
-    gc.collect()
-    assert gone() is None
-    assert ends(peer.sockets)
-    until(lambda: not client_threads(), "the threads end")
-
-
-def test_a_second_learner_of_a_place_closes_the_first(server, quick, capfd):
-    first = learner_of(server, model(), learner_id=1)
-    peer = server.accept()
-    with learner_of(server, model(), learner_id=1) as second:
-        server.accept()
-        assert ends(peer.sockets)
-        assert "learner 1 of this process" in capfd.readouterr().err
-        with pytest.raises(ConnectionFailed, match="another Learner with id 1"):
-            first.step(1)
-        assert second.step(1).connected
-        with learner_of(server, model(), learner_id=2):
-            server.accept()
-            assert second.step(1).connected
-
-
-def test_empty_parameters_take_no_part(server, quick):
-    whole = model()
-    parameters = {"none": np.zeros((0, 3), np.float32), **whole, "part": whole["b"][5:5]}
-    with learner_of(server, parameters, learner_id=1) as learner:
-        peer = server.accept()
-        peer.bcast(0, 0, flat(learner, model(1), 0))
-        step_until(learner, lambda s: s.applied)
-        assert {t.name for f in learner.layout.fragments for t in f.tensors} == set(whole)
 
 
 def test_the_layout_file_names_every_parameter(server, quick, tmp_path):
