@@ -322,7 +322,8 @@ class Fleet:
         """
         self.marks.add("a learner was refused")
         text = str(error)
-        assert (learner.misconfigured or "garbage" in self.faults
+        twice = "duplicate connection generation" in text and "stranger" in self.faults
+        assert (learner.misconfigured or "garbage" in self.faults or twice
                 or (self.other_history and "other bytes" in text)), (
                     f"learner {learner.learner}: {error}")
 

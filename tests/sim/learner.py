@@ -94,7 +94,7 @@ class SimLearner:
             return
         connection = self.session.connect(self.world.rng.getrandbits(64) | 1)
         self.link = link = Link(
-            self.fleet.network, connection, self.fleet.server,
+            self.fleet.network, connection,
             lambda stream, data: self.received(connection, link, stream, data),
             lambda link: self.lost(connection, link))
         link.begin()
@@ -187,7 +187,8 @@ class SimLearner:
             return False
         if self.session.steps < budget:
             return None in self.session.accepted
-        if self.link is not None and self.link.server is server:
+        listener = server.system.listener          # what is said to one process is not to the next
+        if self.link is not None and self.link.wires[0].listener is listener:
             self.link.control(encode_budget_done(BudgetDone(self.session.steps)))
         return True
 

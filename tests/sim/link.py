@@ -6,7 +6,6 @@ It ends as a whole: one stream that ends takes the others with it. Must not know
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from syncer.learner.connection import Connection
 from syncer.learner.tensor_messages import TensorMessage
@@ -16,16 +15,12 @@ from tests.sim.network import Network, Wire
 
 
 class Link:
-    """The group of one `Connection`. received(stream, data); lost(link) once, when it has ended.
+    """The group of one `Connection`. received(stream, data); lost(link) once, when it has ended."""
 
-    server: the process that it dials; what is said to it is not said to the next one.
-    """
-
-    def __init__(self, network: Network, connection: Connection, server: Any,
+    def __init__(self, network: Network, connection: Connection,
                  received: Callable[[int, bytes], None], lost: Callable[[Link], None]):
         self.world = network.world
         self.connection = connection
-        self.server = server
         self.lost = lost
         self.open = True
         self.next_id = 1 << 40  # the library numbers its own from 0

@@ -122,6 +122,8 @@ class Wire:
         self.socket = SimSocket(self, network.next_number())
         self.backlog: deque[bytes] = deque()
         self.reading = True
+        self.listener: Listener | None = None
+        """Of the process that it has reached."""
         self.over = False
         """The client has nothing to do with it any more."""
         self.up.drained = self._flush
@@ -130,7 +132,7 @@ class Wire:
 
     def _dialed(self) -> None:
         """The first packet reaches the server's machine."""
-        listener = self.network.listener
+        self.listener = listener = self.network.listener
         if self.over or self.socket.error:
             return
         if listener is None or not listener.takes(self.socket):
