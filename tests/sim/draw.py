@@ -25,7 +25,7 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
         "max_base_lag": 0 if fixed else rng.choice([None, None, 2, 8]),
         "quorum_timeout_s": rng.choice([2, 10]),
         "final_ack_timeout_s": rng.choice([90, 1_000_000, 1_000_000]),
-        "start_timeout_s": rng.choice([None, None, None, 90]),
+        "start_timeout_s": rng.choice([None, None, None, 40]),
         "sync_interval_steps": rng.choice([0.0, 0.0, 4.0]),
         "min_round_interval_ms": rng.choice([0, 0, 0, 50]),
         "outer_lr": 0.5,

@@ -202,7 +202,8 @@ class SimLearner:
             delta = np.empty(session.tensors.push_bytes(pull.fragment), np.uint8)
             self.fragments[pull.fragment].pack_delta(delta)
             if self.lagging and push.base > 0:
-                self.lagging, push = False, push._replace(base=push.base - 1)
+                self.lagging, push = False, push._replace(
+                    base=max(0, push.base - self.world.rng.choice([1, 5])))
             if self.blown_up:
                 self.blown_up -= 1
                 delta[:] = 0x7F                   # 3.4e38, also as bf16, and nearly all the weight
