@@ -6,9 +6,10 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
   message that has begun is finished before a newer version of its fragment begins. So a reader in
   the middle of a fragment pins that version and no other.
 - A version is taken in once: nothing is sent twice on a connection, not even by a second catch-up.
-- A catch-up ends when each fragment went out once, as new as it was when the catch-up began. What was
-  taken in since is broadcast like any other, also to a reader that is slower than the broadcasts:
-  waiting for an empty queue would hold it for ever. A pull waits for its fragment either way.
+- A catch-up ends when each fragment went out once, as new as it was when the catch-up began. What
+  was taken in since is broadcast like any other, also to a reader that is slower than the
+  broadcasts: waiting for an empty queue would hold it for ever. A pull waits for its fragment
+  either way.
 - A pull waits until the broadcasts of its fragment that were queued before it are with the kernel.
   If it could overtake them, the answer would carry an anchor that is one round old. It replaces an
   unsent pull of the same fragment: that round has closed or was relaunched.

@@ -13,8 +13,9 @@ rule 3.1. From its HELLO to its tail a member is held. A pull must be preceded, 
     version that its round is about; before the catch-up is through nobody could say which that is.
 rule 3.3. A catch-up ends when each fragment went out once, as new as it was at the HELLO. What was
     committed since follows as to everybody, and a pull waits for it: a link slower than the
-    broadcasts always has something under way, and would never be let in. The tail is played only for a member that is still there, still current and still held. A
-    newer HELLO has cancelled it: the newer member has a tail of its own.
+    broadcasts always has something under way, and would never be let in. The tail is played only
+    for a member that is still there, still current and still held. A newer HELLO has cancelled it:
+    the newer member has a tail of its own.
 rule 3.4. Rebind. A slot of a dead generation of this learner, without a push, becomes this
     member's, with the pull. A slot whose member still lives is left alone: its answer may be under
     way. A slot that has its push needs nobody.
