@@ -135,6 +135,7 @@ class Client:
         self._group: ClientGroup | None = None
         self._supervisor: threading.Thread | None = None
         self._past_bytes = [0, 0]
+        self._repeated: tuple[bytes, float, float] | None = None
         self._pid = os.getpid()
         _clients.add(self)
 
@@ -278,6 +279,16 @@ class Client:
                 return Receipt(1, dropped=True)
             return group.enqueue([(CONTROL, [frame])])
 
+    def repeat(self, frame: bytes, due_s: float, every_s: float) -> None:
+        """What to say in a pause: from `due_s` of the monotonic clock on, every `every_s` seconds.
+
+        Until it is called again, on every connection, and whoever holds the GIL.
+        """
+        with self.lock:
+            self._repeated = frame, due_s, every_s
+            if self._group is not None:
+                self._group.repeat(frame, due_s, every_s)
+
     # --- connecting ------------------------------------------------------------------------------
 
     def _connect(self, timeout_s: float) -> ClientGroup:
@@ -293,17 +304,19 @@ class Client:
                 sockets.append(dial(self._address, timeout_s))
                 sockets[-1].sendall(opening)
                 sockets[-1].settimeout(None)
+            return ClientGroup(self.session, connection, sockets, self.lock, self.changed)
         except BaseException:
             for connected in sockets:
                 connected.close()
             raise
-        return ClientGroup(self.session, connection, sockets, self.lock, self.changed)
 
     def _adopt(self, group: ClientGroup) -> None:
         with self.lock:
             self._group = group
             if self._closing.is_set():
                 group.end("closed by the learner")
+            if self._repeated is not None:
+                group.repeat(*self._repeated)
             group.start()
             self.changed.notify_all()
 

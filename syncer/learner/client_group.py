@@ -19,6 +19,7 @@ from typing import TypeAlias
 from syncer.errors import SyncerError
 from syncer.gather import advance
 from syncer.learner.connection import CONTROL, Connection
+from syncer.learner.pulse import Pulse
 from syncer.learner.session import Session, TurnedAway
 
 Gather: TypeAlias = list[bytes | memoryview]
@@ -68,7 +69,8 @@ class _Socket:
 class ClientGroup:
     """One generation on its sockets: `sockets[0]` is the control socket, already greeted.
 
-    changed: condition on the client's lock, notified whenever a waiter may go on.
+    changed: condition on the client's lock, notified whenever a waiter may go on. Raises OSError
+    when the system has no descriptor or thread left for its pulse.
     """
 
     def __init__(self, session: Session, connection: Connection, sockets: list[socket.socket],
@@ -84,6 +86,8 @@ class ClientGroup:
         self._sockets = [_Socket(connected, lock) for connected in sockets]
         self._data = self._sockets[1:] or self._sockets
         self._reading = len(sockets)
+        self._pulse = Pulse(sockets[CONTROL].fileno())
+        self._pulse.start()
 
     def start(self) -> None:
         """Starts the threads; they end with the group."""
@@ -117,6 +121,10 @@ class ClientGroup:
                 each.queue.append((buffers, receipt))
                 each.wake.notify()
         return receipt
+
+    def repeat(self, frame: bytes, due_s: float, every_s: float) -> None:
+        """What the control socket says in a pause, from when on (monotonic), and how often."""
+        self._pulse.repeat(frame, due_s, every_s)
 
     def end(self, reason: str) -> str:
         """The group sends nothing more; what was not sent is dropped. Returns the first reason."""
@@ -160,10 +168,13 @@ class ClientGroup:
         for each in self._sockets:
             for thread in each.threads:
                 thread.join()
+        self._pulse.stop()
+        for each in self._sockets:
             each.socket.close()
 
     def forget(self) -> None:
         """In a forked child: closes its copies of the sockets; the connection is the parent's."""
+        self._pulse.forget()
         for each in self._sockets:
             each.socket.close()
 
@@ -217,7 +228,8 @@ class ClientGroup:
                 if self.ended_by is not None:
                     return
                 buffers, receipt = each.queue[0]
-            count = send_all(each.socket, buffers)
+            count = (self._pulse.send(buffers) if stream == CONTROL
+                     else send_all(each.socket, buffers))
             del buffers
             with self._lock:
                 each.bytes_sent += count

@@ -20,6 +20,7 @@ from syncer.errors import ConfigError, SyncerError
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
 from syncer.learner.fragment import Fragment
+from syncer.learner.heartbeats import Heartbeats
 from syncer.learner.initial_values import InitialValues
 from syncer.learner.partition import (
     NamedLayout,
@@ -32,8 +33,6 @@ from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Phase, Session
 from syncer.protocol import DTYPES, KEY_VARIABLES
 
-HEARTBEAT_S = 1.0
-"""Least time between two heartbeats; they feed the server's estimate of the step time."""
 ACK_TIMEOUT_S = 900.0
 WAIT_REPORT_S = 30.0
 """Time between two progress lines while waiting for the final cut."""
@@ -114,7 +113,9 @@ class Learner:
         tensors = self._session.tensors
         self._buffers = SendBuffers(max(max(tensors.push_bytes(f), tensors.init_bytes(f))
                                         for f in range(len(self._fragments))))
-        self._next_heartbeat_s = 0.0
+        self._heartbeats = Heartbeats(time.monotonic())
+        self._count = self._session.heartbeat()
+        """The last heartbeat that was sent, or that says what a push has said."""
         self._done = False
         self._initial = InitialValues(
             self._session, self._client, self._fragments, self._buffers)
@@ -124,6 +125,7 @@ class Learner:
         _succeed(self._client, address, learner_id)
         try:
             self._client.start()
+            self._client.repeat(self._count, self._heartbeats.due, self._heartbeats.every)
             self._initial.send_all()
         except BaseException:
             self.close()
@@ -141,6 +143,7 @@ class Learner:
         self._client.check()
         with self._client.lock:
             self._session.advance(tokens)
+        self._heartbeats.stepped(time.monotonic())
         return self._boundary()
 
     def finish(self, timeout_s: float | None = None) -> Status:
@@ -233,7 +236,7 @@ class Learner:
         applied = self._apply_broadcasts()
         self._initial.offer()
         answered = self._answer_pulls()
-        self._send_heartbeat()
+        self._send_heartbeat(bool(answered))
         return self._status(applied, answered)
 
     def _apply_broadcasts(self) -> tuple[tuple[int, int], ...]:
@@ -264,11 +267,15 @@ class Learner:
                     answered.append((pull.fragment, pull.step))
         return tuple(answered)
 
-    def _send_heartbeat(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_heartbeat_s:
-            self._next_heartbeat_s = now + HEARTBEAT_S
-            self._client.send_control(self._session.heartbeat())
+    def _send_heartbeat(self, reported: bool) -> None:
+        """Says the number of steps, when a push has not just `reported` it; and what to repeat."""
+        beats, client = self._heartbeats, self._client
+        if beats.is_due(time.monotonic()):
+            client.send_control(self._session.heartbeat())
+            reported = True
+        if reported:
+            self._count = self._session.heartbeat()
+        client.repeat(self._count, beats.due, beats.every)
 
     def _status(self, applied: tuple[tuple[int, int], ...],
                 answered: tuple[tuple[int, int], ...]) -> Status:
