@@ -32,8 +32,14 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-COMMON_FLAGS = ["-std=c11", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall",
+COMMON_FLAGS = ["-std=c11", "-fvisibility=hidden", "-Wall",
                 "-g0"]  # Python's own flags may ask for debug symbols: four times the size
+# After everything else, also what the environment asks for, and when linking, too: a module that is
+# linked with -ffast-math turns subnormals off for the whole process that loads it. What cannot be
+# taken back is an error of csrc/syncer_kernels_impl.h.
+EXACT_FLAGS = ["-fno-fast-math", "-fno-unsafe-math-optimizations", "-fno-finite-math-only",
+               "-fno-associative-math", "-fno-reciprocal-math", "-fsigned-zeros",
+               "-ffp-contract=off", "-fno-math-errno"]
 KERNEL_FLAGS = ["-O3", "-Wextra", "-fno-strict-aliasing"]
 MODULE_FLAGS = ["-Wno-unused-function"]  # Cython writes converters that nothing may need
 KERNELS_MODULE = "syncer.kernels._native"
@@ -43,6 +49,7 @@ KERNELS = {
     "any": [
         ("cpu.c", []),
         ("dispatch.c", []),
+        ("float_mode.c", []),
         ("sha256.c", []),
         ("sha256_portable.c", []),
         ("codec_portable.c", []),
@@ -50,6 +57,7 @@ KERNELS = {
         ("reduce_portable.c", []),
         ("arrays.c", ["openmp"]),
         ("check.c", []),
+        ("check_faint.c", []),
         ("merge_fragment.c", ["openmp"]),
         ("merge_threads.c", ["openmp"]),
         ("merge_correct.c", []),
@@ -128,8 +136,9 @@ class BuildExt(build_ext):
         self.parallel = self.parallel or os.cpu_count()
         headers = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "csrc").glob("*.h"))]
         for extension in self.extensions:
-            extension.extra_compile_args = flags + extension.extra_compile_args
-            extension.extra_link_args += switches
+            optimized = [f for f in extension.extra_compile_args if f.startswith("-O")]
+            extension.extra_compile_args = flags + extension.extra_compile_args + EXACT_FLAGS
+            extension.extra_link_args += switches + optimized + EXACT_FLAGS  # not -Ofast either
             if extension.name == KERNELS_MODULE:
                 objects = self.compile_kernels(flags)
                 extension.depends += headers + objects  # newer than the module: link again
@@ -170,7 +179,8 @@ class BuildExt(build_ext):
             path = ROOT / "csrc" / entry[0]
             own = [f for flag in entry[1] for f in (self.openmp if flag == "openmp" else [flag])]
             target = build_dir / (path.stem + ".o")
-            command = [*self.compiler.compiler_so, *flags, *KERNEL_FLAGS, *own, "-c", str(path)]
+            command = [*self.compiler.compiler_so, *flags, *KERNEL_FLAGS, *own, *EXACT_FLAGS, "-c",
+                       str(path)]
             stamp = build_dir / (path.stem + ".cmd")
             fresh = (
                 target.exists() and not self.force
@@ -186,7 +196,11 @@ class BuildExt(build_ext):
                 stamp.write_text(repr(command))
             return str(target)
 
-        table = [*KERNELS["any"], *KERNELS.get(self.target_machine(), []), *more]
+        machine = self.target_machine()
+        table = [*KERNELS["any"], *KERNELS.get(machine, []), *more]
+        if machine not in KERNELS:
+            flags = [*flags, "-DSK_PORTABLE_ONLY"]
+            print(f"syncer: no kernels for {self.plat_name} but the portable ones")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(compile_one, table))
 
@@ -246,7 +260,7 @@ class BuildHarness(BuildExt):
         program = ROOT / "build" / f"harness-{self.target_machine()}"
         static = [] if switches else ["-static"]  # a sanitizer's runtime is a shared library
         command = [self.compiler.compiler_so[0], *switches, *static, *objects, *self.openmp, "-lm",
-                   "-o", str(program)]
+                   *EXACT_FLAGS, "-o", str(program)]
         if subprocess.run(command, check=False).returncode:
             sys.exit(f"syncer: the harness does not link; the command was: {' '.join(command)}")
         print(program.relative_to(ROOT))

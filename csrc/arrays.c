@@ -196,7 +196,9 @@ static void sum_range(void *context, int part, size_t begin, size_t end) {
     }
 }
 
-static void blocked_sums(sum_job *job, size_t n, int rows, double *totals, int threads) {
+static __attribute__((noinline)) void blocked_sums(sum_job *job, size_t n, int rows, double *totals,
+                                                   int threads) {
+    uint64_t mode = sk_mode_enter(); /* for the totals */
     for (int row = 0; row < rows; row++) totals[row] = 0.0;
     while (n) {
         size_t window = n < WINDOW ? n : WINDOW;
@@ -208,6 +210,7 @@ static void blocked_sums(sum_job *job, size_t n, int rows, double *totals, int t
         if (job->y) job->y += window;
         n -= window;
     }
+    sk_mode_leave(mode);
 }
 
 double sk_sumsq(const float *x, size_t n, int threads) {

@@ -3,26 +3,20 @@
  * Must not allocate by itself: the host lends memory, so that a sanitizer sees every access past an
  * end. Selects variants while it runs, and restores the selection. The expected
  * values were computed with the NumPy oracle (tests/golden/merge_reference.py). */
-#include "syncer_kernels_impl.h"
+#include "check_internal.h"
+#include "float_mode.h"
 
-#define GOLDEN_N ((size_t)40003 + 16384 + 7) /* full blocks, a ragged tail, both */
-#define WORDS 10                             /* arrays of one comparison */
+#define GOLDEN_N SK_CHECK_GOLDEN_N
+#define WORDS 10 /* arrays of one comparison */
 
-typedef struct {
-    const sk_check_host *host;
-    const char *family, *variant;
-    uint64_t seed;
-    int failures;
-} check;
-
-static void failed(check *c, const char *what, size_t n) {
+void sk_check_failed(check *c, const char *what, size_t n) {
     c->failures++;
     c->host->fail(c->host->context, c->family, c->variant, what, n);
 }
 
 static void expect_bytes(check *c, const char *what, size_t n, const void *a, const void *b,
                          size_t bytes) {
-    if (bytes && memcmp(a, b, bytes) != 0) failed(c, what, n);
+    if (bytes && memcmp(a, b, bytes) != 0) sk_check_failed(c, what, n);
 }
 
 static int hex_equal(const uint8_t *digest, const char *hex) {
@@ -33,17 +27,16 @@ static int hex_equal(const uint8_t *digest, const char *hex) {
     return 1;
 }
 
-static void expect_digest(check *c, const char *what, const void *data, size_t bytes,
-                          const char *hex) {
+void sk_check_digest(check *c, const char *what, const void *data, size_t bytes, const char *hex) {
     sk_sha256 s;
     uint8_t digest[32];
     sk_sha256_init(&s);
     sk_sha256_update(&s, data, bytes);
     sk_sha256_digest(&s, digest);
-    if (!hex_equal(digest, hex)) failed(c, what, bytes);
+    if (!hex_equal(digest, hex)) sk_check_failed(c, what, bytes);
 }
 
-static uint64_t splitmix(uint64_t z) {
+uint64_t sk_check_random(uint64_t z) {
     z += 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -53,12 +46,12 @@ static uint64_t splitmix(uint64_t z) {
 /* n values in [-1, 1): the top 24 bits of splitmix64(seed * 2^32 + i). */
 static void noise(float *out, uint64_t seed, size_t n) {
     for (size_t i = 0; i < n; i++)
-        out[i] = (float)((double)(splitmix((seed << 32) + i) >> 40) / 8388608.0 - 1.0);
+        out[i] = (float)((double)(sk_check_random((seed << 32) + i) >> 40) / 8388608.0 - 1.0);
 }
 
 /* ------------------------------------------------------------------ golden results */
 
-enum { G0, G1, G2, MOM, PARAMS, AVG, OUT, OUT2, OUT3, GOLDEN_ARRAYS };
+enum { G0, G1, G2, MOM, PARAMS, AVG, OUT, OUT2, OUT3 };
 
 static void golden_inputs(float **v) {
     noise(v[MOM], 9, GOLDEN_N);
@@ -73,13 +66,14 @@ static void golden_inputs(float **v) {
 static void golden_sums(check *c, float **v, int threads) {
     double three[3];
     sk_three(v[G0], v[MOM], GOLDEN_N, three, threads);
-    if (sk_sumsq(v[G0], GOLDEN_N, threads) != 0x1.6daef1018fb35p+14) failed(c, "sumsq", GOLDEN_N);
-    if (three[0] != 0x1.6daef1018fb35p+14) failed(c, "three sums", GOLDEN_N);
+    if (sk_sumsq(v[G0], GOLDEN_N, threads) != 0x1.6daef1018fb35p+14)
+        sk_check_failed(c, "sumsq", GOLDEN_N);
+    if (three[0] != 0x1.6daef1018fb35p+14) sk_check_failed(c, "three sums", GOLDEN_N);
     if (sk_dot(v[G1], v[MOM], GOLDEN_N, threads) != -0x1.25e0756a93a8fp+13)
-        failed(c, "dot", GOLDEN_N);
+        sk_check_failed(c, "dot", GOLDEN_N);
     if (sk_rotated_sumsq(v[G2], v[MOM], 0.8123, -0.2511, GOLDEN_N, threads) !=
         0x1.a94335dc3d294p+13)
-        failed(c, "rotated sum", GOLDEN_N);
+        sk_check_failed(c, "rotated sum", GOLDEN_N);
 }
 
 static void golden_blends(check *c, float **v, int threads) {
@@ -90,22 +84,22 @@ static void golden_blends(check *c, float **v, int threads) {
     for (int l = 0; l < 3; l++)
         (l ? sk_accumulate : sk_first)(v[AVG], v[G0 + l], (float)(weight[l] / total), GOLDEN_N,
                                        threads);
-    expect_digest(c, "average", v[AVG], bytes,
-                  "d6c3dddbe9531d7dd6614de7dc2fb3fc1feb7dd18f46a128a53adcf07d87f9a5");
+    sk_check_digest(c, "average", v[AVG], bytes,
+                    "d6c3dddbe9531d7dd6614de7dc2fb3fc1feb7dd18f46a128a53adcf07d87f9a5");
     memcpy(v[OUT], v[AVG], bytes);
     sk_scale(v[OUT], -1.7f, GOLDEN_N, threads);
-    expect_digest(c, "scale", v[OUT], bytes,
-                  "db2ffd0e00d1d81c2a3efdac7cd51faf1af741dd13c68f62351e3133c66bc2c0");
+    sk_check_digest(c, "scale", v[OUT], bytes,
+                    "db2ffd0e00d1d81c2a3efdac7cd51faf1af741dd13c68f62351e3133c66bc2c0");
     memcpy(v[OUT], v[AVG], bytes);
     sk_blend(v[OUT], v[G0], 0.3f, (float)(1 - 0.3), GOLDEN_N, threads);
-    expect_digest(c, "blend", v[OUT], bytes,
-                  "88b3ae7914bd67b88f3165e173cc7268c3a254bdc8e0395cc7b9f329aec4d98e");
+    sk_check_digest(c, "blend", v[OUT], bytes,
+                    "88b3ae7914bd67b88f3165e173cc7268c3a254bdc8e0395cc7b9f329aec4d98e");
     sk_shrink(v[OUT], v[G1], v[MOM], 0.375f, GOLDEN_N, threads);
-    expect_digest(c, "shrink", v[OUT], bytes,
-                  "7ed24955a81e608acf510e7d09698828db40346254b8678856cd8d6063801d7f");
+    sk_check_digest(c, "shrink", v[OUT], bytes,
+                    "7ed24955a81e608acf510e7d09698828db40346254b8678856cd8d6063801d7f");
     sk_rotate(v[OUT], v[G2], v[MOM], 0.8123, -0.2511, 1.37f, GOLDEN_N, threads);
-    expect_digest(c, "rotate", v[OUT], bytes,
-                  "96907f26198e034fe5b22370b22592e9110eac90e10519fbca87b33916107da5");
+    sk_check_digest(c, "rotate", v[OUT], bytes,
+                    "96907f26198e034fe5b22370b22592e9110eac90e10519fbca87b33916107da5");
 }
 
 static void golden_outer(check *c, float **v, int threads) {
@@ -132,11 +126,11 @@ static void golden_outer(check *c, float **v, int threads) {
         noise(v[OUT3], 4, GOLDEN_N); /* the accumulator, updated in place */
         sk_outer_arrays arrays = {v[PARAMS], {v[MOM], v[OUT3]}, v[OUT], {v[OUT2], v[OUT3]}};
         if (sk_outer_step(outer, &scalars, &arrays, v[AVG], GOLDEN_N, threads) != -1)
-            failed(c, names[outer], GOLDEN_N);
+            sk_check_failed(c, names[outer], GOLDEN_N);
         for (int i = 0; i < 3; i++)
             if (expected[outer][i])
-                expect_digest(c, names[outer], v[OUT + i], GOLDEN_N * sizeof(float),
-                              expected[outer][i]);
+                sk_check_digest(c, names[outer], v[OUT + i], GOLDEN_N * sizeof(float),
+                                expected[outer][i]);
     }
 }
 
@@ -144,20 +138,20 @@ static void golden_codecs(check *c, float **v, int threads) {
     uint8_t *wire = (uint8_t *)v[OUT2];
     size_t q4_bytes = (GOLDEN_N + SK_Q4_BLOCK - 1) / SK_Q4_BLOCK * SK_Q4_BYTES;
     sk_encode_bf16(v[G0], wire, GOLDEN_N, threads);
-    expect_digest(c, "bf16 encode", wire, GOLDEN_N * 2,
-                  "ef392d6172ffc1b988f3f125274ae340e8b1c54984c64f10d1fcce127f8925fc");
+    sk_check_digest(c, "bf16 encode", wire, GOLDEN_N * 2,
+                    "ef392d6172ffc1b988f3f125274ae340e8b1c54984c64f10d1fcce127f8925fc");
     sk_encode_q4(v[G0], wire, GOLDEN_N, threads);
-    expect_digest(c, "q4 encode", wire, q4_bytes,
-                  "acb4ca6a450b1c497dad16f9fe7cbe32ea73649ea34d33c0dfb6cb14baf8fa9d");
+    sk_check_digest(c, "q4 encode", wire, q4_bytes,
+                    "acb4ca6a450b1c497dad16f9fe7cbe32ea73649ea34d33c0dfb6cb14baf8fa9d");
     if (sk_decode(SK_DTYPE_Q4, wire, v[OUT], GOLDEN_N, 0, threads) != -1)
-        failed(c, "q4 decode", GOLDEN_N);
-    expect_digest(c, "q4 decode", v[OUT], GOLDEN_N * sizeof(float),
-                  "95c11212e7a448b6b0c872b906b7510fc7d11df3f563dfb1cd74e03862514c68");
+        sk_check_failed(c, "q4 decode", GOLDEN_N);
+    sk_check_digest(c, "q4 decode", v[OUT], GOLDEN_N * sizeof(float),
+                    "95c11212e7a448b6b0c872b906b7510fc7d11df3f563dfb1cd74e03862514c68");
     sk_encode_range(SK_DTYPE_F32, v[G0], GOLDEN_N, 0, 4 * GOLDEN_N, wire, threads);
     if (sk_decode(SK_DTYPE_F32, wire, v[OUT], GOLDEN_N, 1, threads) != -1)
-        failed(c, "f32 decode", GOLDEN_N);
-    expect_digest(c, "f32 decode", v[OUT], GOLDEN_N * sizeof(float),
-                  "52cad6f442d87d797e364e7eed168dc0e28f9bd7379bf2c6d02edc7d1a7ba11e");
+        sk_check_failed(c, "f32 decode", GOLDEN_N);
+    sk_check_digest(c, "f32 decode", v[OUT], GOLDEN_N * sizeof(float),
+                    "52cad6f442d87d797e364e7eed168dc0e28f9bd7379bf2c6d02edc7d1a7ba11e");
 }
 
 static void golden_sha256(check *c, float **v) {
@@ -168,7 +162,7 @@ static void golden_sha256(check *c, float **v) {
                 {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
                  "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"}};
     for (size_t i = 0; i < sizeof nist / sizeof *nist; i++)
-        expect_digest(c, "sha256", nist[i].message, strlen(nist[i].message), nist[i].digest);
+        sk_check_digest(c, "sha256", nist[i].message, strlen(nist[i].message), nist[i].digest);
     memset(v[OUT], 'a', 100000);
     sk_sha256 s;
     uint8_t digest[32], other[32];
@@ -176,10 +170,10 @@ static void golden_sha256(check *c, float **v) {
     for (int i = 0; i < 10; i++) sk_sha256_update(&s, (uint8_t *)v[OUT], 100000);
     sk_sha256_digest(&s, digest);
     if (!hex_equal(digest, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"))
-        failed(c, "sha256", 1000000);
+        sk_check_failed(c, "sha256", 1000000);
     sk_sha256_pair((const uint8_t *)"abc", 3, (const uint8_t *)v[OUT], 0, digest, other);
     if (!hex_equal(digest, nist[1].digest) || !hex_equal(other, nist[0].digest))
-        failed(c, "sha256 pair", 3);
+        sk_check_failed(c, "sha256 pair", 3);
 }
 
 static void golden(check *c, int family, float **v) {
@@ -193,6 +187,7 @@ static void golden(check *c, int family, float **v) {
         if (family == SK_REDUCE) golden_sums(c, v, threads[i]);
         if (family == SK_CODEC) golden_codecs(c, v, threads[i]);
         if (family == SK_BLEND) golden_blends(c, v, threads[i]), golden_outer(c, v, threads[i]);
+        sk_check_faint(c, family, v, threads[i]);
     }
 }
 
@@ -210,7 +205,7 @@ static const uint32_t special[] = {0x00000000, 0x80000000, 0x00000001, 0x807FFFF
                                    0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC12345, 0xFF800001};
 #define FINITE_SPECIALS 11
 
-static uint64_t next(check *c) { return splitmix(c->seed++); }
+static uint64_t next(check *c) { return sk_check_random(c->seed++); }
 
 /* kind 0: any bits; 1: values that sums and products can take; 2: 1 with non-finite ones. */
 static void fill(check *c, float *out, size_t n, int kind) {
@@ -266,7 +261,7 @@ static void compare_decode(check *c, const char *what, decode_fn ours, decode_fn
         uint32_t flip = round == 1 ? 0 : SK_SIGN;
         size_t bad = ours(wire, found, n, flip, round == 2);
         size_t bad_ref = ref(wire, expected, n, flip, 0);
-        if (bad != bad_ref) failed(c, what, n);
+        if (bad != bad_ref) sk_check_failed(c, what, n);
         expect_bytes(c, what, n, found, expected, 4 * n);
     }
     give_back(c, wire);
@@ -313,7 +308,7 @@ static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_va
                 if (i != 6) memset(w[i], 0, 4 * n);
             size_t bad = v->outer[outer](&scalars, &ours, 0, w[6], n, stream);
             size_t bad_ref = ref->outer[outer](&scalars, &theirs, 0, w[6], n, 0);
-            if (bad != bad_ref) failed(c, "outer step, first bad index", n);
+            if (bad != bad_ref) sk_check_failed(c, "outer step, first bad index", n);
             for (int i = 0; i < 3; i++) expect_bytes(c, "outer step", n, w[3 + i], w[7 + i], 4 * n);
         }
     }
@@ -352,7 +347,7 @@ static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_va
     if (n) w[6][next(c) % n] = sk_float(0x7F7FFFFFu); /* 0.9*b overflows only with this one */
     compare_outer(c, v, ref, n, w);
     fill(c, w[0], n, 2);
-    if (v->scan(w[0], n) != ref->scan(w[0], n)) failed(c, "finite scan", n);
+    if (v->scan(w[0], n) != ref->scan(w[0], n)) sk_check_failed(c, "finite scan", n);
     for (int i = 0; i < WORDS; i++) give_back(c, w[i]);
 }
 
@@ -391,8 +386,9 @@ static void compare(check *c, int family, const void *variant, const void *porta
 int sk_check(const sk_check_host *host) {
     check c = {.host = host, .family = "", .variant = "", .seed = 1, .failures = 0};
     const sk_kernels before = sk_active;
-    float *v[GOLDEN_ARRAYS];
-    for (int i = 0; i < GOLDEN_ARRAYS; i++) v[i] = lend(&c, GOLDEN_N * sizeof(float));
+    const uint64_t mode = sk_mode_enter(); /* the comparisons call the variants themselves */
+    float *v[SK_CHECK_ARRAYS];
+    for (int i = 0; i < SK_CHECK_ARRAYS; i++) v[i] = lend(&c, GOLDEN_N * sizeof(float));
     for (int family = 0; family < SK_FAMILIES; family++) {
         int last = 0;
         while (sk_variant_name(family, last + 1)) last++;
@@ -407,6 +403,7 @@ int sk_check(const sk_check_host *host) {
             sk_active = before;
         }
     }
-    for (int i = 0; i < GOLDEN_ARRAYS; i++) give_back(&c, v[i]);
+    for (int i = 0; i < SK_CHECK_ARRAYS; i++) give_back(&c, v[i]);
+    sk_mode_leave(mode);
     return c.failures;
 }

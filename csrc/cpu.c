@@ -1,7 +1,11 @@
 /* CPU features. Must not decide anything: dispatch.c does. */
 #include "syncer_kernels.h"
 
-#if defined(__x86_64__)
+#if defined(SK_PORTABLE_ONLY) /* of nothing, and without headers that a system may lack */
+
+unsigned sk_cpu_detect(void) { return 0; }
+
+#elif defined(__x86_64__)
 #include <cpuid.h>
 
 static uint64_t xcr0(void) {
@@ -24,7 +28,7 @@ unsigned sk_cpu_detect(void) {
 }
 
 #elif defined(__aarch64__)
-#include <sys/auxv.h>
+#include <sys/auxv.h> /* Linux and FreeBSD */
 
 #define HWCAP_BIT_ASIMD (1ul << 1)
 #define HWCAP_BIT_SHA2 (1ul << 6)

@@ -6,6 +6,14 @@ extern const sk_codec_variant sk_codec_portable, sk_codec_avx2, sk_codec_neon;
 extern const sk_blend_variant sk_blend_portable, sk_blend_avx2, sk_blend_neon;
 extern const sk_reduce_variant sk_reduce_portable, sk_reduce_avx2, sk_reduce_neon;
 
+/* setup.py goes by the name of the platform. For one that it does not know it compiles portable
+ * kernels alone, whatever the compiler calls that machine, and says so. */
+#if defined(__x86_64__) && !defined(SK_PORTABLE_ONLY)
+#define SK_X86_64 1
+#elif defined(__aarch64__) && !defined(SK_PORTABLE_ONLY)
+#define SK_AARCH64 1
+#endif
+
 /* Every table starts with a name and the CPU bits it needs, so one walk serves all families. */
 typedef struct {
     const char *name;
@@ -13,30 +21,30 @@ typedef struct {
 } variant_head;
 
 static const void *const sha256_variants[] = {
-#if defined(__x86_64__)
+#if defined(SK_X86_64)
     &sk_sha256_shani,
-#elif defined(__aarch64__)
+#elif defined(SK_AARCH64)
     &sk_sha256_armv8,
 #endif
     &sk_sha256_portable, NULL};
 static const void *const codec_variants[] = {
-#if defined(__x86_64__)
+#if defined(SK_X86_64)
     &sk_codec_avx2,
-#elif defined(__aarch64__)
+#elif defined(SK_AARCH64)
     &sk_codec_neon,
 #endif
     &sk_codec_portable, NULL};
 static const void *const blend_variants[] = {
-#if defined(__x86_64__)
+#if defined(SK_X86_64)
     &sk_blend_avx2,
-#elif defined(__aarch64__)
+#elif defined(SK_AARCH64)
     &sk_blend_neon,
 #endif
     &sk_blend_portable, NULL};
 static const void *const reduce_variants[] = {
-#if defined(__x86_64__)
+#if defined(SK_X86_64)
     &sk_reduce_avx2,
-#elif defined(__aarch64__)
+#elif defined(SK_AARCH64)
     &sk_reduce_neon,
 #endif
     &sk_reduce_portable, NULL};

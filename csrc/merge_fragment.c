@@ -47,7 +47,7 @@ static void combine(const sm_pushes *pushes, const sm_work *work, size_t at, siz
         size_t len = sm_smaller(SM_STRIP, n - s);
         int begun = 0;
         for (size_t l = 0; l < pushes->learners; l++) {
-            if (work->share[l].norm == 0.0 && work->directed) continue;
+            if (work->directed && work->share[l].norm == 0.0) continue;
             if (work->share[l].turn != SM_KEEP)
                 sm_expect(pushes->gradient[l] + at + s + len, sm_smaller(SM_STRIP, n - s - len));
             const float *d = sm_corrected(pushes, work, l, at + s, len, strip);

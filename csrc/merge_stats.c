@@ -7,6 +7,7 @@
  * in the cache; the norms need a pass of their own, before anything is merged: a limit that is the
  * median of the norms is known only when all of them are.
  */
+#include "float_mode.h"
 #include "merge_internal.h"
 
 /* ------------------------------------------------------------------ norms of whole gradients */
@@ -26,8 +27,10 @@ static void norms_of_tensor(void *job, const sm_task *task) { sm_spread(pass_nor
 void sm_norms(sm_norms_job *job) {
     const sm_plan *plan = job->crew.plan;
     sm_each_tensor(&job->crew, norms_of_tensor, job);
+    uint64_t mode = sk_mode_enter(); /* for the roots */
     for (size_t l = 0; l < job->learners; l++)
         job->norms[l] = sqrt(sm_total(plan, job->sums + l * plan->block[plan->tensors]));
+    sk_mode_leave(mode);
 }
 
 /* ------------------------------------------------------------------ statistics of a merge */

@@ -9,6 +9,7 @@
  * out, but on a machine that does other things too everybody then waits for the thread that was held
  * up. No result depends on who takes what (merge_internal.h), so this is free to follow the clock.
  */
+#include "float_mode.h"
 #include "merge_internal.h"
 
 #ifdef _OPENMP
@@ -43,6 +44,7 @@ void sm_once(sm_finish_fn finish, void *job, const sm_task *task) {
  * thread takes whole ones until there are none, and only the end of the region waits for all. */
 static void serve(sm_crew *crew, sm_tensor_fn fn, void *job, int thread) {
     const sm_plan *plan = crew->plan;
+    uint64_t mode = sk_mode_enter(); /* a team keeps the mode of whoever had it made */
     float *scratch = crew->scratch + (size_t)thread * crew->scratch_stride;
     sm_task shared = {plan, &crew->shared, 0, scratch, 1};
     sm_task whole = {plan, &crew->own[thread], 0, scratch, 0};
@@ -57,6 +59,7 @@ static void serve(sm_crew *crew, sm_tensor_fn fn, void *job, int thread) {
         for (whole.tensor = plan->whole[2 * i]; whole.tensor < plan->whole[2 * i + 1];
              whole.tensor++)
             fn(job, &whole);
+    sk_mode_leave(mode);
 }
 
 void sm_each_tensor(sm_crew *crew, sm_tensor_fn fn, void *job) {
@@ -68,13 +71,22 @@ void sm_each_tensor(sm_crew *crew, sm_tensor_fn fn, void *job) {
     }
 #endif
     sm_task task = {crew->plan, &crew->shared, 0, crew->scratch, 0};
+    uint64_t mode = sk_mode_enter();
     for (; task.tensor < crew->plan->tensors; task.tensor++) fn(job, &task);
+    sk_mode_leave(mode);
     (void)serve; /* unused without OpenMP */
 }
 
-double sm_total(const sm_plan *plan, const double *row) {
+static __attribute__((noinline)) double total(const sm_plan *plan, const double *row) {
     double sum = 0.0;
     for (size_t t = 0; t < plan->tensors; t++)
         sum += sm_tensor_total(plan, t, row + plan->block[t]);
+    return sum;
+}
+
+double sm_total(const sm_plan *plan, const double *row) {
+    uint64_t mode = sk_mode_enter();
+    double sum = total(plan, row);
+    sk_mode_leave(mode);
     return sum;
 }

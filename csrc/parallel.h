@@ -6,6 +6,7 @@
 #ifndef SYNCER_PARALLEL_H
 #define SYNCER_PARALLEL_H
 
+#include "float_mode.h"
 #include "syncer_kernels.h"
 
 typedef void (*sk_range_fn)(void *context, int part, size_t begin, size_t end);
@@ -27,19 +28,26 @@ static inline size_t sk_part_begin(size_t n, size_t grain, int part, int parts) 
     return begin < n ? begin : n;
 }
 
+/* One range on the thread it fell to, which may be in any float mode. */
+static inline void sk_range(sk_range_fn fn, void *context, int part, size_t begin, size_t end) {
+    uint64_t mode = sk_mode_enter();
+    fn(context, part, begin, end);
+    sk_mode_leave(mode);
+}
+
 /* Calls fn for disjoint ranges that cover [0, n), at most `threads` of them at a time. */
 static inline void sk_ranges(int threads, size_t n, size_t grain, sk_range_fn fn, void *context) {
     int parts = sk_parts(threads, n, grain);
     if (parts <= 1) {
-        if (n) fn(context, 0, 0, n);
+        if (n) sk_range(fn, context, 0, 0, n);
         return;
     }
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(parts) schedule(static)
 #endif
     for (int part = 0; part < parts; part++)
-        fn(context, part, sk_part_begin(n, grain, part, parts),
-           sk_part_begin(n, grain, part + 1, parts));
+        sk_range(fn, context, part, sk_part_begin(n, grain, part, parts),
+                 sk_part_begin(n, grain, part + 1, parts));
 }
 
 #endif

@@ -20,7 +20,8 @@
  *     overlap is forbidden;
  *   - n == 0 is valid everywhere and touches nothing;
  *   - wire bytes are little-endian; arithmetic is IEEE-754, round to nearest even, with subnormals
- *     kept, and fused only where a product is exact (f64 products of two f32);
+ *     kept, whatever mode the calling thread is in (float_mode.h), and fused only where a product is
+ *     exact (f64 products of two f32);
  *   - a scan returns the index of the first bad element, or -1 if all are good (a variant returns n
  *     instead). The whole output is written in both cases;
  *   - nothing is checked: lengths and pointers are the caller's promise.
@@ -69,6 +70,21 @@ int sk_select(const char *family, const char *variant);
 
 int sk_has_openmp(void);
 const char *sk_compiler(void);
+
+/* ------------------------------------------------------------------ how a thread computes
+ * Every function here computes as IEEE-754 says, whatever mode its caller's thread is in, and leaves
+ * that mode as it was. These are for what a caller computes by itself. */
+
+enum sk_float_fault { /* what of the calling thread's mode is not the default of IEEE-754 */
+                      SK_FLOAT_FLUSHES = 1 << 0, /* subnormal operands or results become zero */
+                      SK_FLOAT_ROUNDS = 1 << 1,  /* not to nearest even */
+                      SK_FLOAT_OTHER = 1 << 2,   /* traps, NaN handling */
+};
+
+unsigned sk_float_faults(void);
+uint64_t sk_float_exact(void);     /* sets the default; returns the mode as it was */
+void sk_float_back(uint64_t mode); /* sets a mode that sk_float_exact returned */
+float sk_float_of(double x);       /* rounded to nearest, in any mode of the calling thread */
 
 /* ------------------------------------------------------------------ SHA-256 streams */
 

@@ -11,7 +11,17 @@
 
 #include "syncer_kernels.h"
 
+#include <float.h>
 #include <string.h>
+
+/* What a compiler was told that changes bits, and setup.py could not take back. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "syncer computes with subnormals, signed zeros and infinities: no -ffast-math"
+#endif
+#if FLT_EVAL_METHOD != 0
+#error "syncer rounds every operation to its type: no extended precision (-mfpmath=387)"
+#endif
+_Static_assert(sizeof(1.0) == sizeof(double), "no -fsingle-precision-constant");
 
 #define SK_LANES 8 /* f64 lanes inside a block of the blocked sum */
 #define SK_SIGN 0x80000000u

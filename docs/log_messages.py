@@ -21,6 +21,9 @@ ROOMS = ("core", "server", "checkpoint")
 
 MEANINGS = {
     "syncer listening": "learners can connect; the whole set-up in one line",
+    "a library changed how floats are computed; this is undone":
+        "`thread` flushed subnormal numbers or rounded in another way, as some libraries ask for; "
+        "results are the same as without",
     "a setting has no effect":
         "`setting` was given, and does nothing without what it `needs`; see flags.md",
     "a setting is far beyond what is usual":

@@ -1,7 +1,7 @@
 """Compiled kernels: SHA-256, codecs, arithmetic on arrays, blocked sums. Only this room links csrc.
 
 Must not know what a fragment, a learner or a message is. Importing it selects the best variant of
-every family for this CPU, applies `SYNCER_KERNELS` and checks three known results.
+every family for this CPU, applies `SYNCER_KERNELS` and checks some known results.
 
 `SYNCER_KERNELS=portable` forces one variant everywhere; `sha256=portable,codec=avx2` forces some
 families. A name that is unknown, or that this CPU cannot run, fails the import with a sentence.
@@ -30,12 +30,14 @@ from syncer.kernels._native import (
     encode_bf16,
     encode_q4,
     first_nonfinite,
+    float_faults,
     sha256,
     sha256_pair,
     sha256_update_pair,
     sumsq,
     variants,
 )
+from syncer.kernels.floats import exact_floats, restore_floats
 from syncer.kernels.selection import apply_override, self_check
 
 __all__ = [
@@ -51,7 +53,11 @@ __all__ = [
     "dot",
     "encode_bf16",
     "encode_q4",
+    "exact_floats",
     "first_nonfinite",
+    "float_faults",
+    "restore_floats",
+    "self_check",
     "sha256",
     "sha256_pair",
     "sha256_update_pair",
@@ -61,14 +67,16 @@ __all__ = [
 
 
 def describe() -> dict[str, Any]:
-    """What runs here, as JSON: {family: {"active", "available"}, "cpu", "compiler", "openmp"}."""
+    """What runs here, as JSON: {family: {"active", "available"}, "cpu", "compiler", "openmp",
+    "floats"}; the last is `float_faults` of this thread."""
     compiler, openmp = build_facts()
     chosen = active()
     facts: dict[str, Any] = {
         family: {"active": chosen[family], "available": [name for name, usable in names if usable]}
         for family, names in variants().items()
     }
-    return facts | {"cpu": cpu_features(), "compiler": compiler, "openmp": openmp}
+    return facts | {"cpu": cpu_features(), "compiler": compiler, "openmp": openmp,
+                    "floats": float_faults()}
 
 
 apply_override(os.environ.get("SYNCER_KERNELS", ""))

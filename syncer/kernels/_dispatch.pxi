@@ -48,6 +48,31 @@ def build_facts():
     return sk_compiler().decode(), bool(sk_has_openmp())
 
 
+def float_faults():
+    """What differs from IEEE-754's default in how the calling thread computes; '' if nothing.
+
+    Kernels compute as IEEE-754 says in any case. Other arithmetic of the thread does not."""
+    cdef unsigned faults = sk_float_faults()
+    said = []
+    if faults & SK_FLOAT_FLUSHES:
+        said.append("subnormal numbers are flushed to zero")
+    if faults & SK_FLOAT_ROUNDS:
+        said.append("results are not rounded to nearest")
+    if faults and not said:
+        said.append("traps or the handling of NaN are changed")
+    return ", ".join(said)
+
+
+def float_exact():
+    """Puts the calling thread into IEEE-754's default mode; returns what it was, for float_back."""
+    return sk_float_exact()
+
+
+def float_back(uint64_t mode):
+    """Puts the calling thread back into the mode that float_exact returned."""
+    sk_float_back(mode)
+
+
 cdef void *lend(void *context, size_t nbytes) noexcept:
     return PyMem_RawMalloc(nbytes if nbytes else 1)
 

@@ -45,6 +45,12 @@ cdef extern from "syncer_kernels.h" nogil:
     int sk_select(const char *family, const char *variant) noexcept
     int sk_has_openmp() noexcept
     const char *sk_compiler() noexcept
+    enum: SK_FLOAT_FLUSHES
+    enum: SK_FLOAT_ROUNDS
+    unsigned sk_float_faults() noexcept
+    uint64_t sk_float_exact() noexcept
+    void sk_float_back(uint64_t mode) noexcept
+    float sk_float_of(double x) noexcept
 
     ctypedef struct sk_check_host:
         void *context

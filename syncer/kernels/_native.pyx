@@ -273,7 +273,7 @@ def axpby_blend(theta, anchor, double alpha, threads=1):
     cdef float *target = held.floats(theta, "theta", &n, True)
     cdef float *source = held.same(anchor, "anchor", n, False)
     with nogil:
-        sk_blend(target, source, <float>alpha, <float>(1.0 - alpha), n, parts)
+        sk_blend(target, source, sk_float_of(alpha), sk_float_of(1.0 - alpha), n, parts)
 
 
 def first_nonfinite(x, threads=1):

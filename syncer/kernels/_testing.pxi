@@ -59,7 +59,7 @@ def accumulate(out, g, double k, threads=1):
     cdef float *target = held.floats(out, "out", &n, True)
     cdef float *source = held.same(g, "g", n, False)
     with nogil:
-        sk_accumulate(target, source, <float>k, n, parts)
+        sk_accumulate(target, source, sk_float_of(k), n, parts)
 
 
 def accumulate_first(out, g, double k, threads=1):
@@ -70,7 +70,7 @@ def accumulate_first(out, g, double k, threads=1):
     cdef float *target = held.floats(out, "out", &n, True)
     cdef float *source = held.same(g, "g", n, False)
     with nogil:
-        sk_first(target, source, <float>k, n, parts)
+        sk_first(target, source, sk_float_of(k), n, parts)
 
 
 def scale(out, double k, threads=1):
@@ -80,7 +80,7 @@ def scale(out, double k, threads=1):
     cdef int parts = check_threads(threads)
     cdef float *target = held.floats(out, "out", &n, True)
     with nogil:
-        sk_scale(target, <float>k, n, parts)
+        sk_scale(target, sk_float_of(k), n, parts)
 
 
 def shrink(out, d, m, double q, threads=1):
@@ -92,7 +92,7 @@ def shrink(out, d, m, double q, threads=1):
     cdef float *first = held.same(d, "d", n, False)
     cdef float *second = held.same(m, "m", n, False)
     with nogil:
-        sk_shrink(target, first, second, <float>q, n, parts)
+        sk_shrink(target, first, second, sk_float_of(q), n, parts)
 
 
 def rotate(out, d, m, double wu, double wv, double s, threads=1):
@@ -104,7 +104,7 @@ def rotate(out, d, m, double wu, double wv, double s, threads=1):
     cdef float *first = held.same(d, "d", n, False)
     cdef float *second = held.same(m, "m", n, False)
     with nogil:
-        sk_rotate(target, first, second, wu, wv, <float>s, n, parts)
+        sk_rotate(target, first, second, wu, wv, sk_float_of(s), n, parts)
 
 
 # ------------------------------------------------------------------ outer optimizers
@@ -134,14 +134,14 @@ def nesterov(params, momentum, g, double lr, double mu, out_params, out_momentum
     """b = mu*b + g; p = p - lr*(g + mu*b), all f32; outputs may be the inputs.
 
     Returns the index of the first element whose new value is not finite, or -1."""
-    cdef sk_outer_scalars scalars = [<float>lr, <float>mu, 1.0, 0.0]
+    cdef sk_outer_scalars scalars = [sk_float_of(lr), sk_float_of(mu), 1.0, 0.0]
     return outer_step(SK_OUTER_NESTEROV, &scalars, _Buffers(), params, g, out_params,
                       (momentum,), (out_momentum,), threads)
 
 
 def sgd(params, g, double lr, out_params, threads=1):
     """p = p - lr*g in f32; out_params may be params. Returns like `nesterov`."""
-    cdef sk_outer_scalars scalars = [<float>lr, 0.0, 1.0, 0.0]
+    cdef sk_outer_scalars scalars = [sk_float_of(lr), 0.0, 1.0, 0.0]
     return outer_step(SK_OUTER_SGD, &scalars, _Buffers(), params, g, out_params, (), (), threads)
 
 
@@ -150,9 +150,10 @@ def delayed_nesterov(params, momentum, accumulator, g, double lr, double mu, int
     """One commit of Delayed Nesterov; `apply` says that it is an N-th one. Returns like `nesterov`.
 
     The factor of the momentum is rounded to f32 once: (1 - c*N + c)*mu when applying, else c*mu."""
-    cdef float mu32 = <float>mu
+    cdef float mu32 = sk_float_of(mu)
     cdef double factor = (1.0 - c * period + c) if apply else c
-    cdef sk_outer_scalars scalars = [<float>lr, mu32, <float>period, <float>(factor * <double>mu32)]
+    cdef sk_outer_scalars scalars = [sk_float_of(lr), mu32, <float>period,
+                                     sk_float_of(factor * <double>mu32)]
     if period < 1 or not 0.0 <= c <= 1.0 / period:
         raise ValueError(f"period, c: expected period >= 1 and 0 <= c <= 1/period, "
                          f"found {period} and {c}")

@@ -41,6 +41,8 @@ def report() -> str:
     lines.append(f"cpu       {'  '.join(facts['cpu']) or 'no feature that a variant needs'}")
     lines.append(f"compiler  {facts['compiler']}")
     lines.append(f"openmp    {'yes' if facts['openmp'] else 'no: merges use one thread'}")
+    if facts["floats"]:
+        lines.append(f"floats    {facts['floats']} in this process; not in the kernels")
     return "\n".join(lines)
 
 

@@ -86,7 +86,10 @@ class Fragment:
 
         out: uint8, exactly the bytes of this fragment.
         """
-        anchor = self._anchored()
+        with kernels.exact_floats():  # whatever the trainer's thread does with subnormal numbers
+            self._pack_delta(self._anchored(), out)
+
+    def _pack_delta(self, anchor: Floats, out: Packed) -> None:
         if self._dtype == DTYPE_F32:
             values = out.view("<f4")
             for start, stop, local in self._spans(0, self.numel):

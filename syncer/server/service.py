@@ -49,6 +49,8 @@ class Server:
         self.config = config
         self.system = system or System()
         self.log = log or Log(config.log_level, config.log_format, self.system.log_lines())
+        if wrong := self.system.restore_floats():  # first of all: threads inherit it
+            self._floats_restored("main", wrong)
         with ExitStack() as undo:
             self.loop = self.system.loop()
             undo.callback(self.loop.close)
@@ -58,6 +60,7 @@ class Server:
             undo.callback(self.persistence.close)
             self.workers = self.system.workers(self.loop, config.merge_threads)
             undo.callback(self.workers.close)
+            self.workers.floats_restored = self._floats_restored
             sock = self.system.listen(config.bind_host, config.port)
             undo.callback(sock.close)
             self.recorder = Recorder(open_tape(config, self.system), self.log)
@@ -174,6 +177,10 @@ class Server:
                              usual=usual)
         if config.host is None and not (config.key_bytes or config.allow_unauthenticated):
             self.log.info("only this machine can connect: no key is set (SYNCER_HMAC_KEY)")
+
+    def _floats_restored(self, thread: str, wrong: str) -> None:
+        self.log.warning("a library changed how floats are computed; this is undone",
+                         thread=thread, wrong=wrong)
 
     def _defect(self, error: Exception) -> RunEnd:
         """An error nobody should be able to cause: one line for people, the rest at debug level."""

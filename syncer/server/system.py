@@ -23,9 +23,9 @@ import numpy as np
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lane import Lane
 from syncer.config import available_cores
-from syncer.errors import ConfigError, SyncerError
+from syncer.errors import ConfigError, KernelError, SyncerError
 from syncer.exits import after_signal
-from syncer.kernels import SUM_BLOCK, sumsq
+from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
 from syncer.server.selector import SelectorLoop
 from syncer.server.workers import Job, JobQueue, run_jobs
 
@@ -89,8 +89,9 @@ def check_threads(count: int) -> None:
 class ThreadWorkers:
     """`count` daemon threads over one queue; `close` waits for jobs that have begun.
 
-    Every one of them has its team of `merge_threads` from the start. Raises `ConfigError` if that
-    many threads cannot be had.
+    Every one of them has its team of `merge_threads` from the start, and computes as IEEE-754 says
+    before each job: `floats_restored(thread, what was wrong)` is called, once for each thread, when
+    a library had changed that. Raises `ConfigError` if that many threads cannot be had.
     """
 
     def __init__(self, loop: SelectorLoop, count: int | None = None, merge_threads: int = 1):
@@ -103,6 +104,7 @@ class ThreadWorkers:
         self.bells: SimpleQueue[None] = SimpleQueue()
         """Rung once per job: half the cost of a condition variable, which matters per push."""
         self.closing = False
+        self.floats_restored: Callable[[str, str], object] = lambda thread, wrong: None
         self.threads = [
             threading.Thread(target=self._work, name=f"syncer-worker-{i}", daemon=True)
             for i in range(self.count)
@@ -128,14 +130,27 @@ class ThreadWorkers:
     def _work(self) -> None:
         if self.merge_threads > 1:  # OpenMP keeps the team of each thread that has asked for one
             sumsq(np.zeros(SUM_BLOCK * self.merge_threads, np.float32), self.merge_threads)
+        try:
+            self_check()
+        except KernelError as error:
+            self.loop.post(fail, error)
+        said = False
         while True:
             self.bells.get()
             if self.closing:
                 return
             with self.taking:
                 jobs = self.queue.take()
+            if (wrong := restore_floats()) and not said:
+                self.floats_restored(threading.current_thread().name, wrong)
+                said = True
             run_jobs(jobs, self.loop.post)
             del jobs  # a waiting worker must not keep the last job's buffers alive
+
+
+def fail(error: Exception) -> None:
+    """Raises on the loop's thread what another one met."""
+    raise error
 
 
 class Descriptor:
@@ -226,6 +241,11 @@ class System:
 
     def loop(self) -> SelectorLoop:
         return SelectorLoop()
+
+    def restore_floats(self) -> str:
+        """Makes the calling thread, and those it makes, compute as IEEE-754 says; returns what was
+        wrong, '' if nothing."""
+        return restore_floats()
 
     def workers(self, loop: SelectorLoop, merge_threads: int) -> ThreadWorkers:
         """Raises `ConfigError` if there are not so many threads to be had."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,65 @@ def test_incremental_builds_redo_what_changed(tree: Path) -> None:
     before = objects(tree)
     assert build(tree, SYNCER_NO_OPENMP="1").returncode == 0
     assert changed(tree, before) == {name.split(".")[0] for name in before}
+
+
+MODE_AFTER_IMPORT = """
+from tests import flushing
+import syncer.kernels._native
+print("mode", flushing.mode(), syncer.kernels._native.here())
+"""
+
+
+@pytest.mark.parametrize(("variable", "flags"), [
+    ("CFLAGS", "-O3 -ffast-math"), ("CFLAGS", "-Ofast"),
+    ("LDFLAGS", "-O2 -funsafe-math-optimizations")])
+def test_no_flag_of_the_environment_turns_subnormals_off(
+    tree: Path, variable: str, flags: str
+) -> None:
+    """Linked with fast-math, a module sets flush-to-zero in the process that imports it."""
+    found = build(tree, **{variable: flags})
+    assert found.returncode == 0, found.stderr
+    (tree / "tests").mkdir()
+    shutil.copy2(ROOT / "tests" / "flushing.py", tree / "tests" / "flushing.py")
+    (tree / "syncer" / "__init__.py").write_text("")
+    shown = subprocess.run([sys.executable, "-c", MODE_AFTER_IMPORT], cwd=tree, text=True,
+                           capture_output=True, check=False,
+                           env={**os.environ, "PYTHONPATH": str(tree)})
+    assert shown.stdout == "mode 0 1\n", shown.stderr
+
+
+@pytest.mark.parametrize(("flags", "why"), [
+    ("-fsingle-precision-constant", "no -fsingle-precision-constant"),
+    pytest.param("-mfpmath=387", "no extended precision", marks=pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="a flag of x86-64")),
+])
+def test_what_cannot_be_taken_back_is_an_error(tree: Path, flags: str, why: str) -> None:
+    for name in ("syncer_kernels_impl.h", "syncer_kernels.h"):
+        shutil.copy2(ROOT / "csrc" / name, tree / "csrc" / name)
+    (tree / "csrc" / "check.c").write_text('#include "syncer_kernels_impl.h"\n')
+    found = build(tree, CFLAGS=flags)
+    assert found.returncode == 1
+    assert why in found.stderr
+    assert last_line(found).startswith("syncer: csrc/check.c does not compile")
+
+
+@pytest.mark.timeout(600)
+def test_an_unknown_platform_gets_the_portable_kernels(tmp_path: Path) -> None:
+    """Whatever the compiler is for: the harness links and its checks pass."""
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy2(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
+    (tmp_path / "syncer").mkdir()
+    shutil.copy2(ROOT / "syncer" / "__init__.py", tmp_path / "syncer" / "__init__.py")
+    found = subprocess.run([sys.executable, "setup.py", "-q", "harness"], cwd=tmp_path, text=True,
+                           capture_output=True, check=False,
+                           env={**os.environ, "_PYTHON_HOST_PLATFORM": "linux-x86_64_v3"})
+    assert found.returncode == 0, found.stderr
+    assert "syncer: no kernels for linux-x86_64_v3 but the portable ones" in found.stdout
+    shown = subprocess.run([tmp_path / "build" / "harness-other"], text=True, capture_output=True,
+                           check=False)
+    assert "\nblend    portable\n" in shown.stdout
+    assert shown.stdout.endswith("all kernel checks passed\n")
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="compares with what git knows")
