@@ -47,6 +47,9 @@ MEANINGS = {
         "a system call for it was refused, `error` says why; it ends and nobody else",
     "learner connected": "a HELLO was accepted",
     "learner disconnected": "its connection is gone; its slots wait, and may be rebound",
+    "a learner has fallen silent: its connection is given up":
+        "nothing came from it for `silent_s` seconds, and what was sent is not acknowledged: its "
+        "host is gone, or the way to it; it is expected to dial again",
     "connection ended": "why: the sockets of one learner are closed",
     "older connection is current again":
         "two HELLOs of one learner overtook each other; the one that shows life counts",

@@ -31,7 +31,8 @@ from syncer import tcp
 from syncer.errors import ConfigError, LocalProtocolError, SyncerError
 from syncer.learner.client_group import ClientGroup, Receipt
 from syncer.learner.connection import CONTROL
-from syncer.learner.session import ConnectionFailed, Session
+from syncer.learner.news import News
+from syncer.learner.session import ConnectionFailed, Phase, Session
 from syncer.learner.tensor_messages import TensorMessage
 from syncer.wire.encode import chunk_count
 
@@ -46,6 +47,10 @@ DRAIN_S = 1.0
 """How long an ended connection is still read: see `ClientGroup.close`."""
 CLOSE_S = 5.0
 """How long `close` waits for the threads; a dial that hangs is left behind."""
+MUTE_S = 10.0
+"""A connection that fails after so long without a byte was silent: the line about it says so."""
+LATE_S = 1.0
+"""A wait that took so much longer than asked for says that no Python thread could run."""
 PROGRESS_PREFIX = "[yeto-syncer-client] "
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
@@ -124,7 +129,7 @@ class Client:
         self.changed = threading.Condition(self.lock)
         self._address = parse_address(address)
         self._shown = address
-        self._connect_timeout_s = connect_timeout_s
+        self.connect_timeout_s = connect_timeout_s
         self._max_reconnects = max_reconnects
         self._reconnects = 0
         self._closing = threading.Event()
@@ -135,6 +140,7 @@ class Client:
         self._group: ClientGroup | None = None
         self._supervisor: threading.Thread | None = None
         self._past_bytes = [0, 0]
+        self._news = News(len(session.layout.fragments), time.monotonic())
         self._repeated: tuple[bytes, float, float] | None = None
         self._pid = os.getpid()
         _clients.add(self)
@@ -154,7 +160,7 @@ class Client:
         """
         self._check_process()
         start = reported = self._clock()
-        deadline = start + self._connect_timeout_s
+        deadline = start + self.connect_timeout_s
         attempts = 0
         self.say(f"dialing {self._shown}")
         while True:
@@ -168,7 +174,7 @@ class Client:
             if self._closing.is_set() or now + FIRST_PAUSE_S >= deadline:
                 raise ConnectionFailed(
                     f"syncer at {self._shown} was not reachable within "
-                    f"{self._connect_timeout_s:.0f} s ({reason}); start it, or correct the address")
+                    f"{self.connect_timeout_s:.0f} s ({reason}); start it, or correct the address")
             if now - reported >= FIRST_REPORT_S:
                 reported = now
                 self.say(f"{self._shown} not reachable yet after {now - start:.0f} s ({reason})")
@@ -180,10 +186,18 @@ class Client:
         self._supervisor.start()
 
     def check(self) -> None:
-        """Raises the fatal error if there is one; a lost connection is none while tries remain."""
+        """Raises the fatal error if there is one, or says that the client was closed.
+
+        A lost connection is no error while tries remain.
+        """
         self._check_process()
         with self.lock:
-            self.session.check()
+            self._check_open()
+
+    def _check_open(self) -> None:
+        self.session.check()
+        if self._closing.is_set():
+            raise LocalProtocolError("this learner was closed; it cannot go on, make another one")
 
     @property
     def connected(self) -> bool:
@@ -194,14 +208,22 @@ class Client:
     @property
     def bytes_sent(self) -> int:
         """Bytes handed to the kernel over all connections, without HELLOs."""
+        self._check_process()  # the lock may be one that a thread of the parent held at the fork
         with self.lock:
             return self._past_bytes[0] + (self._group.bytes_sent if self._group else 0)
 
     @property
     def bytes_received(self) -> int:
         """Bytes received over all connections."""
+        self._check_process()
         with self.lock:
             return self._past_bytes[1] + (self._group.bytes_received if self._group else 0)
+
+    @property
+    def bytes_on_connection(self) -> int:
+        """Bytes handed to the kernel on the connection that is up; 0 without one."""
+        with self.lock:
+            return self._group.bytes_sent if self._group else 0
 
     def close(self) -> None:
         """Ends every connection and thread, within seconds whatever the network does.
@@ -241,13 +263,13 @@ class Client:
     def wait_for(self, condition: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until `condition()`, called under the lock, holds; False after `timeout_s` seconds.
 
-        Raises the fatal error as soon as there is one.
+        Raises the fatal error as soon as there is one, and as `check` when it is closed meanwhile.
         """
         with self.lock:
             held = self.changed.wait_for(
-                lambda: self.session.error is not None or condition(),
+                lambda: self.session.error is not None or self._closing.is_set() or condition(),
                 None if timeout_s is None else max(timeout_s, 0.0))
-            self.session.check()
+            self._check_open()
         return bool(held)
 
     # --- sending ---------------------------------------------------------------------------------
@@ -304,7 +326,8 @@ class Client:
                 sockets.append(dial(self._address, timeout_s))
                 sockets[-1].sendall(opening)
                 sockets[-1].settimeout(None)
-            return ClientGroup(self.session, connection, sockets, self.lock, self.changed)
+            return ClientGroup(self.session, connection, sockets, self.lock, self.changed,
+                               news=self._news)
         except BaseException:
             for connected in sockets:
                 connected.close()
@@ -334,11 +357,13 @@ class Client:
         while True:
             group = self._group
             assert group is not None  # `start` and `_reconnect` leave one behind
+            while (line := self._silence(group)) is not None:
+                self.say(line)  # without the lock: stderr may be a pipe that nobody reads
             with self.lock:
-                while group.ended_by is None and not self.session.ended:
-                    self.changed.wait()
                 reason = group.end("the session has ended")
                 failed = self.session.error is not None
+            if (silent_s := time.monotonic() - group.heard_at) >= MUTE_S:
+                reason += f"; nothing came for {silent_s:.0f} s"
             group.close(0.0 if failed else DRAIN_S)
             with self.lock:
                 self._past_bytes[0] += group.bytes_sent
@@ -350,6 +375,27 @@ class Client:
             if found is None:
                 return
             attempt = found
+
+    def _silence(self, group: ClientGroup) -> str | None:
+        """Waits for a silence that is worth a line, or its end; None when the group has ended."""
+        news = self._news
+        with self.lock:
+            while group.ended_by is None and not self.session.ended:
+                if group.silence is not None:
+                    silent_s, group.silence = group.silence, None
+                    return f"news of {self._shown} again, after {silent_s:.0f} s"
+                now, due = time.monotonic(), news.due()
+                if due is None or self.session.phase is not Phase.TRAINING:
+                    self.changed.wait()
+                elif now < due:
+                    self.changed.wait(due - now)
+                    if time.monotonic() > due + LATE_S:  # nobody ran here: let the readers go first
+                        self.changed.wait(LATE_S)
+                else:
+                    return (f"no news of {self._shown} for {news.say(now):.0f} s, where a merge "
+                            f"takes {news.expected_s:.2g} s; training goes on, waiting for "
+                            f"{self.session.awaited()}")
+        return None
 
     def _reconnect(self, reason: str, first: int) -> int | None:
         """Redials from attempt `first` on; the one that worked, or None: the client is to end."""

@@ -19,8 +19,10 @@ from typing import TypeAlias
 from syncer.errors import SyncerError
 from syncer.gather import advance
 from syncer.learner.connection import CONTROL, Connection
+from syncer.learner.news import News
 from syncer.learner.pulse import Pulse
 from syncer.learner.session import Session, TurnedAway
+from syncer.wire.messages import Bcast
 
 Gather: TypeAlias = list[bytes | memoryview]
 """The buffers of one frame, in order."""
@@ -74,13 +76,17 @@ class ClientGroup:
     """
 
     def __init__(self, session: Session, connection: Connection, sockets: list[socket.socket],
-                 lock: threading.RLock, changed: threading.Condition):
+                 lock: threading.RLock, changed: threading.Condition, *, news: News):
         self.connection = connection
         self.ended_by: str | None = None
         """Why the group ends; None while it lives."""
         self.turned_away: str | None = None
         """What the server said that could not serve it now, but may later: the back-off goes on."""
-        self._session = session
+        self.silence: float | None = None
+        """How long a silence was that has ended, until somebody has said so."""
+        self.heard_at = time.monotonic()
+        """When the last byte came."""
+        self._session, self._news = session, news
         self._lock = lock
         self._changed = changed
         self._sockets = [_Socket(connected, lock) for connected in sockets]
@@ -91,6 +97,7 @@ class ClientGroup:
 
     def start(self) -> None:
         """Starts the threads; they end with the group."""
+        self._news.connected(time.monotonic())
         for stream, each in enumerate(self._sockets):
             for name, body in (("read", self._read), ("write", self._write)):
                 thread = threading.Thread(
@@ -213,9 +220,13 @@ class ClientGroup:
             if count == 0:
                 return
             each.bytes_received += count
+            self.heard_at = time.monotonic()
             for msg_type, payload in connection.received(stream, count):
                 inbound = connection.parse(msg_type, payload)
                 with self._lock:
+                    if isinstance(inbound.message, Bcast):
+                        self.silence = self._news.heard(
+                            time.monotonic(), inbound.message.version) or self.silence
                     if session.accept(connection, inbound):
                         self._changed.notify_all()
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
 from syncer.learner.fragment import Fragment
 from syncer.learner.send_buffers import SendBuffers
-from syncer.learner.session import Phase, Session
+from syncer.learner.session import ConnectionFailed, Phase, Session
 
+REPORT_S = 30.0
+"""Time between two progress lines while they are sent before training begins."""
 UNDER_WAY_MAX = 2
 """Fragments that are packed and wait for the network at a time."""
 
@@ -31,11 +34,35 @@ class InitialValues:
         """Of each fragment handed to the connection of that generation, in order."""
 
     def send_all(self) -> None:
-        """Every fragment, in order; waits until the kernel has them or they are not wanted."""
+        """Every fragment, in order; waits until the kernel has them or they are not wanted.
+
+        A server that takes more than on any connection before is waited for, however slow it is.
+        Raises `ConnectionFailed` when that was not so for the time of a first connection.
+        """
+        client, patience_s = self._client, self._client.connect_timeout_s
+        most, moved = 0, time.monotonic()
+        report = moved + REPORT_S
         while self._wanted() and not self._all_sent():
-            self._client.wait_for(
-                lambda: self.can_go_on() or self._all_sent() or not self._wanted())
+            client.wait_for(lambda: self.can_go_on() or self._all_sent() or not self._wanted(),
+                            min(report, moved + patience_s) - time.monotonic())
+            now, sent = time.monotonic(), client.bytes_on_connection
+            if sent > most:
+                most, moved = sent, now
+            elif now - moved >= patience_s:
+                raise ConnectionFailed(
+                    f"the server took no byte more of the initial values for {patience_s:.0f} s: "
+                    f"it accepts connections and does not read ({self._progress()}); is it one of "
+                    "this run, and does it still run?")
+            if now >= report:
+                report = now + REPORT_S
+                client.say(f"sending the initial values: {self._progress()}"
+                           + (f"; the server has taken nothing for {now - moved:.0f} s"
+                              if now - moved > REPORT_S / 2 else ""))
             self.offer()
+
+    def _progress(self) -> str:
+        sent = sum(receipt.sent for receipt in self._receipts)
+        return f"{sent} of {len(self._fragments)} fragments sent"
 
     def offer(self) -> None:
         """The next fragments, as many as may be under way now."""

@@ -146,6 +146,7 @@ class Session:
         self.accepted: list[tuple[int, bytes] | None] = [None] * count
         self.broadcasts: deque[Bcast] = deque()
         self.pulls: list[Pull] = []
+        self._answered: Pull | None = None
         self._pulled_at: dict[int, int] = {}
         """Steps that were made when the newest pull of a fragment came."""
         self.final = ArrivingCut(count)
@@ -321,9 +322,23 @@ class Session:
         if applied is None:
             raise LocalProtocolError(f"{pull} cannot be answered yet")
         self.pulls.remove(pull)
+        self._answered = pull
         return Push(
             self.learner, pull.fragment, pull.step, pull.attempt, applied.version, self.steps,
             self.steps - applied.steps, self.tokens - applied.tokens, memoryview(b""))
+
+    def awaited(self) -> str:
+        """What has to happen before there is news for this learner, as far as it can know."""
+        if self.pulls:
+            step = self.pulls[0].step
+            return f"this learner, which has not answered the pull of step {step} yet"
+        pull = self._answered
+        if pull is None:
+            return "a pull"
+        seen = self.accepted[pull.fragment]
+        if seen is None or seen[0] < pull.step:
+            return f"the merge of step {pull.step}, for which it has sent its delta"
+        return f"a pull, or a merge after step {pull.step}"
 
     @property
     def versions(self) -> tuple[int, ...]:

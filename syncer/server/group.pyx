@@ -45,6 +45,7 @@ cdef class Group(Owner):
         self.outbox = Outbox(len(hello.layout.fragments))
         self.limits = Limits.for_server(hello.layout, hello.dtype)
         self.reassembly = Reassembly(self.limits)
+        self.heard_ns = self.loop.now_ns()
         control.owner = self
 
     @property
@@ -64,6 +65,9 @@ cdef class Group(Owner):
         self.pump()
 
     # -------------------------------------------------------------------------- what came in
+    cpdef object on_bytes(self, Channel channel, Py_ssize_t count):
+        self.heard_ns = self.loop.now_ns()
+
     cpdef object on_frame(self, Channel channel, int kind, object payload):
         self.reports.frame(self, kind, payload)
 

@@ -30,6 +30,11 @@ from syncer.server.workers import Workers
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
 
+SILENCE_S = 10.0
+"""A connection that fails after nothing came for so long was silent, not merely lost: learners of
+this library are heard every second or two, unless one step takes longer."""
+HUNG_UP = "closed by the peer"
+
 
 class Parts(NamedTuple):
     """What a server has before it knows any layout."""
@@ -107,6 +112,14 @@ class RunSession:
     def _left(self, group: Group, reason: str, refusal: str | None) -> None:
         """Everything that came from a group which has ended is handed on."""
         del self.groups[group.learner, group.generation]
+        silent_s = (self.parts.loop.now_ns() - group.heard_ns) / 1e9
+        if refusal is None and silent_s >= SILENCE_S and reason != HUNG_UP:
+            self.parts.log.warning(
+                "a learner has fallen silent: its connection is given up",
+                learner=group.learner, generation=group.generation, peer=group.control.peer,
+                silent_s=round(silent_s, 1), reason=reason,
+                next="its open slots wait for it to dial again, at most until their round's "
+                     "quorum timeout; rounds go on with the others while they are enough")
         self.parts.log.write("INFO" if refusal is None else "WARNING", "connection ended", {
             "learner": group.learner, "generation": group.generation,
             "peer": group.control.peer, "reason": reason})

@@ -133,7 +133,9 @@ def test_close_ends_a_writer_that_is_stuck(place):
     until(lambda: not client_threads(), "the threads end")
     client.close()
     assert client.send_control(session.heartbeat()).dropped
-    client.check()
+    session.check()  # closing is no failure
+    with pytest.raises(LocalProtocolError, match="was closed"):
+        client.check()
 
 
 def test_close_ends_the_wait_of_an_outage(place):

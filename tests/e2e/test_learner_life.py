@@ -1,14 +1,20 @@
 """`Learner` as an object in a process: how long it waits, and how it leaves when forgotten."""
 
+import contextlib
 import gc
 import itertools
+import os
+import signal
+import time
+import warnings
 import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from syncer.learner import ConnectionFailed
+from syncer.errors import LocalProtocolError
+from syncer.learner import ConnectionFailed, initial_values
 from syncer.learner import learner as learner_module
 from syncer.learner.session import Phase
 
@@ -74,3 +80,113 @@ def test_empty_parameters_take_no_part(server):
         peer.bcast(0, 0, flat(learner, model(1), 0))
         step_until(learner, lambda s: s.applied)
         assert {t.name for f in learner.layout.fragments for t in f.tensors} == set(whole)
+
+
+# --- after the end, and before the beginning ------------------------------------------------------
+
+
+def test_a_closed_learner_says_so(server):
+    learner = learner_of(server, model(), learner_id=1)
+    server.accept()
+    learner.step(1)
+    learner.close()
+    for use in (lambda: learner.step(1), learner.finish, learner.adopt):
+        with pytest.raises(LocalProtocolError, match="was closed"):
+            use()
+    learner.close()
+    assert learner.bytes_sent >= 0
+
+
+def test_a_finished_learner_keeps_its_status_when_it_is_closed(server):
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        send_cut(peer, learner, model(2), 7)
+        done = learner.finish()
+    assert learner.finish().versions == done.versions
+    with pytest.raises(LocalProtocolError, match="was closed"):
+        learner.step(1)
+
+
+@pytest.mark.parametrize("wait", ["finish", "adopt"])
+def test_closing_ends_a_wait_of_another_thread(server, wait):
+    learner, raised = learner_of(server, model(), learner_id=1), []
+
+    def waits():
+        with pytest.raises(LocalProtocolError, match="was closed") as error:
+            getattr(learner, wait)()
+        raised.append(error)
+        return True
+
+    done = in_thread(waits)
+    server.accept()
+    learner.close()
+    assert done()
+    assert raised
+
+
+@pytest.mark.parametrize("streams", [0, 2])
+def test_a_server_that_accepts_and_does_not_read_is_not_waited_for_for_ever(
+        server, monkeypatch, capfd, streams):
+    """For `connect_timeout_s` without a byte of progress, with lines about it."""
+    monkeypatch.setattr(initial_values, "REPORT_S", 0.2)
+    large = {"a": np.zeros(30_000_000, np.float32)}  # more than any socket buffer
+    with pytest.raises(ConnectionFailed, match=r"does not read.*0 of 1 fragments sent"):
+        learner_of(server, large, connect_timeout_s=2.0, num_streams=streams)
+    assert "sending the initial values: 0 of 1 fragments sent" in capfd.readouterr().err
+    until(lambda: not client_threads(), "the threads end")
+
+
+def test_a_slow_server_is_waited_for(server, monkeypatch):
+    """It takes a little every now and then: longer in all than a first connection may take."""
+    large = {"a": np.zeros(10_000_000, np.float32)}
+    made = in_thread(lambda: learner_of(server, large, connect_timeout_s=1.5, num_streams=0))
+    peer = server.accept()
+    start = time.monotonic()
+    while time.monotonic() < start + 4.0:
+        for _ in range(40):  # a frame at a time, and some of the bytes of a large one
+            peer._receive_some(peer.control)
+        time.sleep(0.2)
+    peer.receive_inits()
+    with made() as learner:
+        assert learner.step(1).connected
+
+
+def test_a_forked_child_never_waits_for_a_lock_of_its_parent(server):
+    with learner_of(server, model(), learner_id=1) as learner:
+        server.accept()
+        with learner._client.lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn about any fork beside threads
+            child = in_thread(lambda: _fork(lambda: _refused(learner)))
+            status = child()
+        assert status == 0
+
+
+def _fork(body) -> int:
+    """The exit status of a child that runs `body` and must not take long."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(body())
+        finally:
+            os._exit(99)
+    ended = []
+    try:
+        until(lambda: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0], "the child ends")
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    return os.waitstatus_to_exitcode(ended[-1][1])
+
+
+def _refused(learner) -> int:
+    """How many uses of a parent's learner go through, in a child."""
+    uses = [lambda: learner.bytes_sent, lambda: learner.bytes_received, lambda: learner.step(1),
+            learner.finish, learner.adopt]
+    through = 0
+    for use in uses:
+        with contextlib.suppress(LocalProtocolError):
+            use()
+            through += 1
+    learner.close()
+    return through

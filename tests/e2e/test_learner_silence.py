@@ -1,0 +1,64 @@
+"""A server that says nothing any more, on a connection that looks alive."""
+
+import pytest
+
+from syncer.learner import news as news_module
+
+from .scripted_server import ScriptedServer
+from .test_learner_rounds import flat, learner_of, model
+from .waiting import step_until, until
+
+
+@pytest.fixture
+def server():
+    with ScriptedServer() as each:
+        yield each
+
+
+def test_a_learner_without_news_says_so_and_what_it_waits_for(server, monkeypatch, capfd):
+    monkeypatch.setattr(news_module, "SILENCE_MIN_S", 0.3)
+    lines = []
+
+    def said(text: str) -> bool:
+        lines.extend(capfd.readouterr().err.splitlines())
+        return any(text in line for line in lines)
+
+    with learner_of(server, model(), learner_id=1, fragments=1, pattern="strided") as learner:
+        peer = server.accept()
+        fragments = len(learner.layout.fragments)
+
+        def merge(version: int) -> None:
+            peer.bcast(version % fragments, version, flat(learner, model(1), version % fragments))
+            step_until(learner, lambda s: (version % fragments, version) in s.applied)
+
+        for version in range(8):
+            merge(version)
+        fragment, step = 8 % fragments, 8
+        learner.step(1)
+        peer.pull(fragment, step)
+        step_until(learner, lambda s: s.answered)
+        until(lambda: said(f"waiting for the merge of step {step}, for which it has sent"),
+              "the line")
+        assert sum("no news of" in line for line in lines) == 1
+        merge(8)
+        until(lambda: said("news of"), "the end of the silence is said")
+        assert learner.step(1).connected
+
+
+def test_a_pull_that_waits_for_the_loop_is_named(server, monkeypatch, capfd):
+    monkeypatch.setattr(news_module, "SILENCE_MIN_S", 0.3)
+    err = []
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer = server.accept()
+        fragments = len(learner.layout.fragments)
+        for version in range(8):
+            peer.bcast(version % fragments, version, flat(learner, model(1), version % fragments))
+        step_until(learner, lambda s: max(s.versions) == 7)
+        peer.pull(2, 8)
+
+        def said() -> bool:
+            err.append(capfd.readouterr().err)
+            return "waiting for this learner, which has not answered the pull of step 8" in (
+                "".join(err))
+
+        until(said, "the line")

@@ -1,0 +1,91 @@
+"""A network that drops every packet: both sides notice, say so, and go on when it is back."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from .dark_network import NEAR, DarkNetwork, possible, reader
+from .scripted import ROOT
+
+PORT = 29400
+DARK_S = 180.0
+"""Keep-alive and TCP_USER_TIMEOUT take 60 s; this bound is only for a test that fails."""
+
+
+@pytest.fixture
+def network():
+    if not possible():
+        pytest.skip("no network namespaces here: that takes root on Linux, ip, unshare, nsenter")
+    with DarkNetwork() as made:
+        yield made
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a Python module somewhere; its stderr is a file."""
+    running = []
+
+    def begin(name: str, where: list[str], *arguments: str):
+        path = tmp_path / name
+        with path.open("wb") as stderr:
+            running.append(subprocess.Popen(
+                [*where, sys.executable, "-m", *arguments], stderr=stderr, cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)}))
+        return reader(path)
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def until(reached, what: str):
+    deadline = time.monotonic() + DARK_S
+    while not (value := reached()):
+        assert time.monotonic() < deadline, f"not within {DARK_S} s: {what}"
+        time.sleep(0.05)
+    return value
+
+
+def events(lines, text: str) -> list[dict]:
+    """Complete JSON lines of a log that say it."""
+    found = []
+    for line in lines():
+        if text in line and line.endswith("}"):
+            found.append(json.loads(line))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * DARK_S)
+def test_a_silent_outage_is_noticed_and_said_by_both_sides(network, start):
+    log = start("server", network.near, "syncer.server", "--learners", "2", "--total-steps",
+                "1000000", "--quorum", "1", "--grace-ms", "20", "--sync-interval-steps", "0",
+                "--min-round-interval-ms", "50", "--host", NEAR, "--port", str(PORT),
+                "--allow-unauthenticated", "--log-format", "json")
+    start("local", network.near, "tests.e2e.endless_learner", f"{NEAR}:{PORT}", "0")
+    remote = start("remote", network.far, "tests.e2e.endless_learner", f"{NEAR}:{PORT}", "1")
+
+    def merged_both(behind: int) -> bool:
+        return any(event["responders"] == 2 for event in events(log, "outer step")[behind:])
+
+    until(lambda: merged_both(0), "steps with both learners")
+    network.darken()
+    told = until(lambda: events(log, "fallen silent"), "the server's warning")
+    assert [event["learner"] for event in told] == [1]
+    assert told[0]["level"] == "warning"
+    assert told[0]["silent_s"] > 30
+    assert "quorum timeout" in told[0]["next"]
+    until(lambda: any("no news of" in line for line in remote()), "no news, says the learner")
+    until(lambda: any("lost (" in line and "nothing came for" in line for line in remote()),
+          "the learner gives the connection up")
+    steps = len(events(log, "outer step"))
+    until(lambda: len(events(log, "outer step")) > steps, "the others go on")
+    network.light()
+    until(lambda: any("again after" in line for line in remote()), "the learner is back")
+    steps = len(events(log, "outer step"))
+    until(lambda: merged_both(steps), "and takes part")
