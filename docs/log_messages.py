@@ -76,9 +76,16 @@ MEANINGS = {
     "checkpoint write tried again": "a sync of the disk failed once",
     "an earlier checkpoint could not be kept or dropped":
         "of `--checkpoint-keep`; the newest one is safe",
+    "an attribute of the replaced file could not be kept":
+        "an access list or another extended attribute; said once for all files",
+    "the file system cannot make a new name durable":
+        "it has no fsync for directories (SMB, some in user space); said once, a power failure may "
+        "bring the file before back",
     "background checkpoint failed": "the last good one stays; the next is tried as ever",
     "learner-budget cutoff checkpoint written": "every learner has spent its budget",
     "final state written": "the file of `--final-state` is complete",
+    "final state not written":
+        "learners get the final cut all the same; then the run ends with status 1",
     "final acknowledgement ignored: too early": "a learner said it had what was never sent",
     "final acknowledgement ignored: not of this final cut": "of another step or connection",
     "learner finalized": "this learner has the final parameters",
@@ -94,7 +101,7 @@ FORWARDED = {"text", "line", "ending.text", "action.text"}
 LEVEL_FIRST = {"log", "Log", "write"}
 ENDS = {"end", "fail", "Exit", "RunEnd"}
 CALL = re.compile(r"(?<![\w\"'`.])(?:(?:\w+\.)*(?:log\.(?:debug|info|warning|error|write)|log|warn"
-                  r"|end|fail|Exit|RunEnd)|act(?:ions)?\.Log)(?=\()")
+                  r"|remark|end|fail|Exit|RunEnd)|act(?:ions)?\.Log)(?=\()")
 DEF = re.compile(r"^ *(?:async )?(?:def|cdef|cpdef) [^\n]*\(", re.MULTILINE)
 
 
@@ -201,7 +208,7 @@ def messages_in(source: str, place: str) -> Iterator[Message]:
                 yield Message("", each, (), place, status)
         elif found is not None:
             levels = texts(call.args[0]) if name in LEVEL_FIRST else [
-                "WARNING" if name == "warn" else name.upper()]
+                "WARNING" if name in ("warn", "remark") else name.upper()]
             fields = fields_of(call, source, match.start())
             for each in found:
                 yield Message(" or ".join(levels or ()), each, fields, place)

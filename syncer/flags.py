@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from syncer.config import OPTIONS, Config
 from syncer.config.machine import memory_bytes
 from syncer.config.options import Option, flag
-from syncer.config.paths import clash_of_outputs
+from syncer.config.paths import clash_of_outputs, trouble_of_output
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
 from syncer.values import OutputFile, Switch
@@ -181,17 +181,9 @@ def check_paths(config: Config) -> None:
             name == "checkpoint_path" and config.resume and not os.path.isfile(path)
         ):  # a run that cannot be resumed has a status of its own
             continue
-        parent = os.path.dirname(os.path.abspath(path))
-        if os.path.isdir(path):
-            problem = "is a directory"
-        elif not os.path.isdir(parent):
-            problem = f"cannot be written: the directory {parent} does not exist"
-        elif not os.access(path if os.path.exists(path) else parent, os.W_OK):
-            problem = "cannot be written: permission denied"
-        else:
-            continue
-        raise ConfigError(f"{flag(name)} {path} {problem}; name a file in a directory you may "
-                          "write to")
+        problem = trouble_of_output(config, name)
+        if problem is not None:
+            raise ConfigError(f"{flag(name)} {path} {problem}")
     clash = clash_of_outputs(config)
     if clash is not None:
         raise ConfigError(clash)

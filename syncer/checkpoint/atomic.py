@@ -24,6 +24,9 @@ PIECE_BYTES = 8 * 1024 * 1024
 """One write call. Pieces begin at multiples of it, whatever the sizes of the parts."""
 BUFFERS_MAX = 512
 """Parts of one write call; the system's own limit is 1024."""
+OF_CONTENTS = frozenset({"security.ima", "security.evm", "security.capability"})
+"""Attributes that would be wrong of any other file."""
+ACCESS_LIST = "system.posix_acl_access"
 BLOCK_BYTES = 4096
 """Alignment of memory, offset and length that every device accepts for direct writes."""
 
@@ -94,6 +97,7 @@ class AtomicFile:
         self.waiting = 0
         self.direct = direct
         self.bounce = mmap.mmap(-1, PIECE_BYTES) if direct else None
+        self._check_place()
         self._clear()
         with self._calling("free_bytes", "asked for its free space"):
             check_space(self.shown, size_bytes, files)
@@ -109,6 +113,11 @@ class AtomicFile:
     def size(self) -> int:
         """Bytes appended so far."""
         return self.written + self.waiting
+
+    def _check_place(self) -> None:
+        with self._calling("status", "looked at"), suppress(FileNotFoundError):
+            if not stat.S_ISREG(self.files.status(self.path).st_mode):
+                raise OSError(errno.EINVAL, "the name belongs to something that is no regular file")
 
     def _clear(self) -> None:
         with self._calling("unlink", "cleared of an old partial file"):
@@ -127,14 +136,28 @@ class AtomicFile:
             there = self.files.status(self.path)
         except FileNotFoundError:
             return
-        if not stat.S_ISREG(there.st_mode):
-            raise OSError(errno.EINVAL, "the name belongs to something that is no regular file")
         mine = self.files.status(self.descriptor)
         if (mine.st_uid, mine.st_gid) != (there.st_uid, there.st_gid):
             # Only root may give a file away; losing a checkpoint over that would be worse.
             with suppress(PermissionError):
                 self.files.set_owner(self.descriptor, there.st_uid, there.st_gid)
+        self._keep_attributes()
         self.files.set_mode(self.descriptor, stat.S_IMODE(there.st_mode))
+
+    def _keep_attributes(self) -> None:
+        """Access lists and whatever else is tied to the file, not to its contents. One that may not
+        be given is no reason to lose a checkpoint."""
+        wanted = self.files.attributes(self.path)
+        mine = self.files.attributes(self.descriptor)
+        for name in sorted(wanted.keys() | mine.keys()):
+            if wanted.get(name) == mine.get(name) or name in OF_CONTENTS or (
+                    name not in wanted and name != ACCESS_LIST):
+                continue
+            try:
+                self.files.set_attribute(self.descriptor, name, wanted.get(name))
+            except OSError as error:
+                self.files.remark("an attribute of the replaced file could not be kept",
+                                  {"path": self.shown, "attribute": name, "error": error.strerror})
 
     # -------------------------------------------------------------------------------- writing
     def append(self, data: Any) -> None:
@@ -162,7 +185,8 @@ class AtomicFile:
     def rewrite(self, data: bytes, offset: int) -> None:
         """Replace bytes that are written already. With `direct`: whole blocks at block offsets."""
         with self._calling("write", "written"):
-            self._write([memoryview(data)], offset)
+            for at in range(0, len(data), PIECE_BYTES):
+                self._write([memoryview(data)[at : at + PIECE_BYTES]], offset + at)
 
     def _write_waiting(self) -> None:
         if not self.waiting:
@@ -299,5 +323,8 @@ class AtomicFile:
         if call == "create" and self.direct and error.errno == errno.EINVAL:
             return WriteError(f"{self.shown} lies on a file system that takes no direct writes; "
                               "leave --checkpoint-direct out", error.errno, call)
+        if error.errno == errno.ENAMETOOLONG:
+            return WriteError(f"{self.shown} is too long a name: {os.path.basename(self.backup)!r} "
+                              "must fit beside it; give a shorter one", error.errno, call)
         return WriteError(f"{self.shown} could not be {what}: {error.strerror}; the file that was "
                           "there is unchanged", error.errno, call)

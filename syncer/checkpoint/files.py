@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from syncer.checkpoint.lock import PathLock, real_path
@@ -23,6 +24,8 @@ PERMANENT = frozenset({
     errno.EXDEV, errno.EMLINK, errno.EBADF, errno.EEXIST,
 })
 """Errors that the same call will give again; everything else may be a moment's trouble."""
+LACKING = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+"""What a file system says that has no such call."""
 RETRY_PAUSE_S = 0.1
 """Before a call that failed is tried again."""
 
@@ -55,6 +58,29 @@ class Files:
 
     def set_mode(self, descriptor: int, mode: int) -> None:
         os.fchmod(descriptor, mode)
+
+    def attributes(self, file: str | int) -> dict[str, bytes]:
+        """Extended attributes of a path (links followed) or a descriptor, access lists among them;
+        none where the file system has no such thing."""
+        found: dict[str, bytes] = {}
+        try:
+            for name in os.listxattr(file):
+                with suppress(OSError):  # not for this process, or just removed
+                    found[name] = os.getxattr(file, name)
+        except OSError as error:
+            if error.errno not in LACKING:
+                raise
+        return found
+
+    def set_attribute(self, descriptor: int, name: str, value: bytes | None) -> None:
+        """None: without it."""
+        if value is None:
+            os.removexattr(descriptor, name)
+        else:
+            os.setxattr(descriptor, name, value)
+
+    def remark(self, text: str, fields: dict[str, Any]) -> None:
+        """Something went not as it should and is no failure: nobody hears of it here."""
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)
@@ -96,7 +122,11 @@ class Files:
 
     def exists(self, path: str) -> bool:
         """Whether the name is there, be it a link that leads nowhere."""
-        return os.path.lexists(path)
+        try:
+            os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def names(self, directory: str) -> list[str]:
         """What lies in a directory, in no order."""
@@ -111,7 +141,24 @@ class Files:
         return PathLock(path)
 
 
-class Patient(Files):
+class Behind(Files):
+    """Another `Files` as it is; whoever changes some of its calls is made of this."""
+
+    def __init__(self, files: Files):
+        self.files = files
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def call(self: Behind, *given: Any, **options: Any) -> Any:
+        return getattr(self.files, name)(*given, **options)
+    return call
+
+
+for _name in [name for name in vars(Files) if not name.startswith("_")]:
+    setattr(Behind, _name, _passed_on(_name))
+
+
+class Patient(Behind):
     """Another `Files` whose passing troubles are tried again, `retries` times all in all.
 
     A failed fsync is never repeated: the kernel may have dropped the pages it could not write, and
@@ -122,7 +169,8 @@ class Patient(Files):
     def __init__(self, files: Files, retries: int, pause_s: float = RETRY_PAUSE_S,
                  told: Callable[[str, OSError], None] | None = None,
                  sleep: Callable[[float], None] = time.sleep):
-        self.files, self.left, self.pause_s, self.sleep = files, retries, pause_s, sleep
+        super().__init__(files)
+        self.left, self.pause_s, self.sleep = retries, pause_s, sleep
         self.told = told or (lambda name, error: None)
 
     def take_retry(self, name: str, error: OSError) -> bool:
@@ -159,46 +207,6 @@ class Patient(Files):
 
     def free_bytes(self, path: str) -> int:
         return self._again("free_bytes", self.files.free_bytes, path)
-
-    # the others as they are
-    def end_direct(self, descriptor: int) -> None:
-        self.files.end_direct(descriptor)
-
-    def sync(self, descriptor: int) -> None:
-        self.files.sync(descriptor)
-
-    def sync_directory(self, path: str) -> None:
-        self.files.sync_directory(path)
-
-    def set_owner(self, descriptor: int, uid: int, gid: int) -> None:
-        self.files.set_owner(descriptor, uid, gid)
-
-    def set_mode(self, descriptor: int, mode: int) -> None:
-        self.files.set_mode(descriptor, mode)
-
-    def close(self, descriptor: int) -> None:
-        self.files.close(descriptor)
-
-    def open(self, path: str) -> int:
-        return self.files.open(path)
-
-    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
-        return self.files.read(descriptor, buffers, offset)
-
-    def status(self, file: str | int) -> os.stat_result:
-        return self.files.status(file)
-
-    def exists(self, path: str) -> bool:
-        return self.files.exists(path)
-
-    def names(self, directory: str) -> list[str]:
-        return self.files.names(directory)
-
-    def real_path(self, path: str) -> str:
-        return self.files.real_path(path)
-
-    def lock(self, path: str) -> PathLock:
-        return self.files.lock(path)
 
 
 FILES = Files()

@@ -1,14 +1,16 @@
-"""The files that a run writes, and that no two of them are one; must not write any of them.
+"""The files that a run writes: each can be written, and no two are one. Must not write any of them.
 
-Names are compared by where they lead, and files that are there by their inode as well: a tape that
-is a hard link to the checkpoint would be appended to it.
+Whatever stands in the way of a file is said before anything begins: a run that trains for days and
+then cannot save is lost. Names are compared by where they lead, and files that are there by their
+inode as well: a tape that is a hard link to the checkpoint would be appended to it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +40,102 @@ def is_one_file(first: str, second: str) -> bool:
     with suppress(OSError):
         return os.path.samefile(first, second)
     return False
+
+
+def trouble_of_output(config: Config, option: str) -> str | None:
+    """Why the file of this option could not be written later, and what to do; None if it can."""
+    path: str = getattr(config, option)
+    trouble = (_trouble_of_tape(path) if option == "event_tape" else _trouble_of_file(path))
+    if trouble is not None:
+        return f"{trouble}; name a file in a directory you may write to"
+    return None if option == "event_tape" else _trouble_beside(_written_with(config, option))
+
+
+def _trouble_of_tape(path: str) -> str | None:
+    """Lines may also go to a pipe, a terminal or /dev/null."""
+    mode = _mode(path)
+    if isinstance(mode, int) and not (
+            stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        return f"is {_kind(mode)}, to which no line can be appended"
+    if isinstance(mode, int):
+        return None if os.access(path, os.W_OK) else "cannot be written: permission denied"
+    return _unknown(mode) or _trouble_of_parent(path)
+
+
+def _trouble_of_file(path: str) -> str | None:
+    """The file is replaced as a whole: only a file can be, and another one must fit beside it."""
+    mode = _mode(path)
+    if isinstance(mode, int) and not stat.S_ISREG(mode):
+        return f"is {_kind(mode)}, which no file can replace"
+    if isinstance(mode, int) and not os.access(path, os.W_OK):
+        return "cannot be written: permission denied"
+    return _unknown(mode) or _trouble_of_parent(path)
+
+
+def _unknown(mode: int | str | None) -> str | None:
+    return f"cannot be written: {mode}" if isinstance(mode, str) else None
+
+
+def _trouble_of_parent(path: str) -> str | None:
+    real = leads_to(path)
+    parent = os.path.dirname(os.path.abspath(real))
+    if not os.path.isdir(parent):
+        led = f"it leads to {real}, and " if real != path else ""
+        return f"cannot be written: {led}the directory {parent} does not exist"
+    return None if os.access(parent, os.W_OK | os.X_OK) else "cannot be written: permission denied"
+
+
+def _trouble_beside(names: Iterable[str]) -> str | None:
+    """Of the names that are written with a file."""
+    for name in names:
+        mode = _mode(name)
+        if isinstance(mode, str):
+            directory, base = os.path.split(name)
+            return (f"cannot be written together with {base}: {mode} ({len(os.fsencode(base))} "
+                    f"bytes; {directory or 'the directory'} takes names of "
+                    f"{_name_max(directory)}); give it a shorter name")
+        if mode is not None and stat.S_ISDIR(mode):
+            return (f"cannot be written: {name}, which is written with it, is a directory; remove "
+                    "that, or name another file")
+    return None
+
+
+def _written_with(config: Config, option: str) -> Iterator[str]:
+    path: str = getattr(config, option)
+    real = leads_to(path)
+    yield from (real + end for end in PARTIAL[1:])
+    if option == "checkpoint_path":
+        if config.mark_final_checkpoint:
+            yield from (f"{path}.final{end}" for end in PARTIAL)
+        if config.checkpoint_keep:
+            yield f"{real}.step-{config.total_steps}"
+
+
+def leads_to(path: str) -> str:
+    """Where a symbolic link leads in the end; any other path as it is."""
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
+def _mode(path: str) -> int | str | None:
+    """The kind of what is there, or why that cannot be known; None: nothing is there."""
+    try:
+        return os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _kind(mode: int) -> str:
+    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
+             (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
+    return next((words for is_one, words in kinds if is_one(mode)), "no regular file")
+
+
+def _name_max(directory: str) -> int:
+    with suppress(OSError):
+        return os.pathconf(directory or ".", "PC_NAME_MAX")
+    return 255
 
 
 def clash_of_outputs(config: Config) -> str | None:

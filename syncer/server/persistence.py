@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from syncer.checkpoint.atomic import check_space, clear_leftovers
+from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space, clear_leftovers
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
-from syncer.checkpoint.files import FILES, RETRY_PAUSE_S, Files, Patient
+from syncer.checkpoint.files import FILES, PERMANENT, RETRY_PAUSE_S, Files, Patient
 from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.reader import Loaded
 from syncer.checkpoint.saver import Outcome, Saver, written_anew
+from syncer.checkpoint.tolerant import Tolerant
 from syncer.config import Config
 from syncer.core import actions, events
 from syncer.core.actions import SaveKind
@@ -37,7 +38,8 @@ class Persistence:
 
     def __init__(self, config: Config, log: Log, files: Files = FILES,
                  lane: Callable[[], Lane] = Lane):
-        self.config, self.log, self.files = config, log, files
+        self.config, self.log = config, log
+        self.files = files = Tolerant(files, lambda text, fields: log.warning(text, **fields))
         self.optimizer = optimizer_facts(
             config.outer_optimizer, lr=config.outer_lr, momentum=config.outer_momentum,
             dn_period=config.dn_period, dn_activation=config.dn_activation)
@@ -69,7 +71,8 @@ class Persistence:
 
     def begin(self) -> None:
         """The server listens: say where the run stands. Raises `WriteError` if a marker of an end
-        that will not be one cannot be removed, or if no save would find the space it needs."""
+        that will not be one cannot be removed, or if no save could be written or would find the
+        space it needs."""
         if self.saver is None:
             return
         try:
@@ -78,6 +81,8 @@ class Persistence:
             self.log.warning("what an earlier server left could not be removed",
                              path=self.saver.path, error=error.strerror)
         facts, path = self.facts, self.saver.shown
+        if self.config.checkpoint_direct:
+            self._check_direct(path)
         step = 0 if facts is None else facts.step
         if step < self.config.total_steps:
             self.saver.unmark()
@@ -89,6 +94,15 @@ class Persistence:
         elif self.files.exists(path):
             self.log.warning("the checkpoint that is there will be replaced; --resume would "
                              "continue it", path=path)
+
+    def _check_direct(self, path: str) -> None:
+        """A file is begun as a save will begin it. Raises `WriteError` where the file system takes
+        no direct writes: it would not after the training either."""
+        try:
+            AtomicFile(path, files=self.files, direct=True).abort()
+        except WriteError as error:
+            if error.number in PERMANENT:
+                raise
 
     def check_space(self, numels: Sequence[int]) -> None:
         """A run of fragments of these sizes can be saved as things are. Raises `WriteError`: better

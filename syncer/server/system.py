@@ -11,9 +11,11 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple
@@ -171,11 +173,20 @@ class Descriptor:
 
 
 class AppendFile:
-    """A file that only grows. Every method raises OSError."""
+    """A file that only grows, or a pipe or terminal. Every method raises OSError.
+
+    A pipe need not have its reader yet, and may lose it: it is held open for reading here as well.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC,
-                                  0o644)
+        flags = os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY
+        with suppress(FileNotFoundError):
+            if stat.S_ISFIFO(os.stat(path).st_mode):
+                self.descriptor = os.open(path, flags | os.O_RDWR)
+                return
+        # no device keeps the start waiting
+        self.descriptor = os.open(path, flags | os.O_WRONLY | os.O_NONBLOCK, 0o644)
+        os.set_blocking(self.descriptor, True)
 
     def size(self) -> int:
         return os.fstat(self.descriptor).st_size

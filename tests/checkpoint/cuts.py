@@ -76,7 +76,7 @@ def _faulty(name: str):
 
 
 for _name in ("create", "write", "sync", "set_owner", "set_mode", "close", "link", "rename",
-              "unlink", "sync_directory", "free_bytes"):
+              "unlink", "sync_directory", "free_bytes", "attributes", "set_attribute"):
     setattr(Faulty, _name, _faulty(_name))
 
 

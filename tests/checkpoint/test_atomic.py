@@ -11,7 +11,7 @@ import pytest
 
 from syncer.checkpoint import atomic
 from syncer.checkpoint.atomic import PIECE_BYTES, AtomicFile, WriteError, clear_leftovers
-from syncer.checkpoint.files import Files, Patient
+from syncer.checkpoint.files import Behind, Files, Patient
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.layout import FragmentLayout, Layout
@@ -316,10 +316,45 @@ def test_a_bare_name_is_in_the_working_directory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["directory", "pipe"])
 def test_what_is_no_file_is_not_replaced(tmp_path, kind):
+    """And not a byte is written first."""
     (tmp_path / "c").mkdir() if kind == "directory" else os.mkfifo(tmp_path / "c")
-    with pytest.raises(WriteError):
-        write_checkpoint(tmp_path / "c", make_cut(2))
+    files = Faulty()
+    with pytest.raises(WriteError, match="no regular file"):
+        write_checkpoint(tmp_path / "c", make_cut(2), files=files)
     assert names_in(tmp_path) == {"c"}
+    assert "create" not in files.calls
+
+
+def test_a_name_too_long_for_its_second_name_is_seen_first(tmp_path):
+    path = tmp_path / ("n" * 248)
+    write_checkpoint(path, make_cut(1))
+    whole, files = path.read_bytes(), Faulty()
+    with pytest.raises(WriteError, match=r"too long a name: .*\.old\.tmp' must fit"):
+        write_checkpoint(path, make_cut(2), files=files)
+    assert "create" not in files.calls
+    assert path.read_bytes() == whole
+    assert names_in(tmp_path) == {path.name}
+
+
+def test_a_header_of_more_than_one_piece_is_rewritten_in_pieces(tmp_path, monkeypatch):
+    """22,000 fragments have one; with direct writes each piece goes through one small buffer."""
+    monkeypatch.setattr(atomic, "PIECE_BYTES", 8192)
+    fragments = tuple(FragmentLayout(0, (40,)) for _ in range(100))
+    cut = make_cut(4, layout=Layout(fragments))
+    write_checkpoint(tmp_path / "cached", cut)
+
+    class Cached(Files):
+        def create(self, path, *, direct=False):
+            return super().create(path)
+
+        def end_direct(self, descriptor):
+            pass
+
+    write_checkpoint(tmp_path / "direct", cut, files=Cached(), direct=True)
+    assert (tmp_path / "direct").read_bytes() == (tmp_path / "cached").read_bytes()
+    with Checkpoint(tmp_path / "direct") as checkpoint:
+        checkpoint.load()
+        assert min(checkpoint.places.values()) > 2 * 8192
 
 
 def test_leaving_without_a_commit_leaves_nothing(tmp_path):
@@ -409,7 +444,7 @@ def test_an_fsync_is_never_repeated_on_the_same_bytes(tmp_path, call):
 def test_every_call_of_a_patient_reaches_the_files_behind(tmp_path):
     """A new method of `Files` must not be forgotten there."""
     public = {name for name in vars(Files) if not name.startswith("_")}
-    assert public <= set(vars(Patient))
+    assert public <= set(vars(Behind))
     inner = Faulty()
     write_checkpoint(tmp_path / "c", make_cut(1), files=Patient(inner, 1))
     assert set(inner.calls) >= {"create", "write", "sync", "close", "rename", "sync_directory"}

@@ -199,9 +199,8 @@ def test_the_final_state_is_tried_again(tmp_path, call, retries):
         server.log.wait("learner connected")
         files.fail_at = files.counted
         train(start(learner), 2)
-        if retries:
-            learner.finish()
-            learner.close()
+        learner.finish()
+        learner.close()
         assert server.wait() == (0 if retries else 1)
         assert len(server.log.find("final state write tried again", call=call)) == retries
     assert path.exists() == bool(retries)

@@ -17,7 +17,6 @@ from syncer.config.table import MILLISECONDS_MAX, SECONDS_MAX
 from syncer.errors import InvariantViolation
 from syncer.flags import read_config
 from syncer.merge import FragmentStore
-from syncer.protocol import Msg
 from syncer.server.system import Signals
 from syncer.wire import encode, messages
 from tests.e2e.scripted import (
@@ -58,6 +57,8 @@ def one_sentence(result: subprocess.CompletedProcess) -> str:
     (("--learners", "1", "--total-steps", "1", "--event-tape", "/no/such/place/tape"), "/no/such"),
     (("--learners", "1", "--total-steps", "1", "--checkpoint-path", "/tmp/no-such-syncer-run",
       "--final-state", "/tmp/no-such-syncer-run"), "would both write /tmp/no-such-syncer-run:"),
+    (("--learners", "1", "--total-steps", "1", "--final-state", "/dev/stdout"), "/dev/stdout is a"),
+    (("--learners", "1", "--total-steps", "1", "--checkpoint-path", "/dev/null"), "is a device"),
 ])
 def test_a_bad_flag_is_one_sentence_and_status_2(flags, text):
     result = run_server(*flags)
@@ -276,6 +277,7 @@ def test_budget_done_without_a_budget_ends_the_run(tmp_path):
 
 
 def test_a_final_state_that_cannot_be_written(tmp_path):
+    """The learners have what they trained for, and the status says what is missing."""
     directory = tmp_path / "out"
     directory.mkdir()
     with ServerProcess(tmp_path, "--final-state", str(directory / "state")) as server:
@@ -284,9 +286,9 @@ def test_a_final_state_that_cannot_be_written(tmp_path):
             pull = learner.pull()
             directory.rmdir()
             learner.push(pull, ZEROS)
-            learner.ended()
-            assert Msg.SHUTDOWN not in learner.seen
+            assert learner.finish().step == 1
         assert server.wait() == 1
+        server.log.wait("final state not written", level="error")
         server.log.wait("final-state could not be written", level="error")
 
 

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from syncer.checkpoint.atomic import ACCESS_LIST
 from syncer.checkpoint.facts import optimizer_facts
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.lock import PathLock
@@ -29,7 +30,7 @@ from tests.sim.lane import Killed
 DIRECTORY = "/simulated"
 PATH = f"{DIRECTORY}/checkpoint"
 FAILING = ("create", "write", "sync", "close", "link", "rename", "unlink", "set_mode",
-           "free_bytes", "sync_directory", "full")
+           "free_bytes", "sync_directory", "full", "attributes", "set_attribute", "status")
 FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink", "short", "short")
 NUMBERS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EOPNOTSUPP)
 BLOCK = 4096
@@ -43,6 +44,7 @@ class Inode:
         self.synced = b""
         self.mode = 0o644
         self.owner = 0
+        self.attributes: dict[str, bytes] = {}
         self.step: int | None = None
 
 
@@ -170,6 +172,8 @@ class SimFiles(Files):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self.opened += 1
         self.disk.names[path] = self.descriptors[self.opened] = Inode()
+        if self.disk.world.chance(0.1):           # as the directory has a default access list
+            self.descriptors[self.opened].attributes[ACCESS_LIST] = b"of the directory"
         if direct:
             self.direct.add(self.opened)
         return self.opened
@@ -202,6 +206,19 @@ class SimFiles(Files):
     def set_mode(self, descriptor: int, mode: int) -> None:
         self._call("set_mode")
         self.descriptors[descriptor].mode = mode
+
+    def attributes(self, file: str | int) -> dict[str, bytes]:
+        self._call("attributes")
+        inode = self.descriptors[file] if isinstance(file, int) else self._inode(file)
+        return dict(inode.attributes)
+
+    def set_attribute(self, descriptor: int, name: str, value: bytes | None) -> None:
+        self._call("set_attribute")
+        attributes = self.descriptors[descriptor].attributes
+        if value is None:
+            del attributes[name]
+        else:
+            attributes[name] = value
 
     def close(self, descriptor: int) -> None:
         del self.descriptors[descriptor]

@@ -1,14 +1,20 @@
-"""No two files of a run are one, under whatever names."""
+"""Each file of a run can be written, and no two are one, under whatever names."""
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 
 import pytest
 
+from syncer.checkpoint.atomic import WriteError
+from syncer.config import Config
 from syncer.errors import ConfigError
 from syncer.flags import resolve
-from tests.checkpoint.cuts import names_in
+from syncer.server.log import Log
+from syncer.server.persistence import Persistence
+from tests.checkpoint.cuts import Faulty, names_in
 
 BASE = {"learners": "1", "total_steps": "1"}
 
@@ -78,3 +84,88 @@ def test_other_names_are_free(tmp_path):
     for name in ("cc", "c.tape", "c.step-x", "c.steps", "d.step-4", "c.final.txt", "c-final"):
         resolved(checkpoint_path=tmp_path / "c", event_tape=tmp_path / name,
                  final_state=tmp_path / "f")
+
+
+# ------------------------------------------------------------------------ what could not be written
+REPLACED = ["checkpoint_path", "final_state"]
+
+
+@pytest.mark.parametrize("option", [*REPLACED, "event_tape"])
+@pytest.mark.parametrize(("kind", "words"), [
+    ("directory", "a directory"), ("fifo", "a FIFO"), ("socket", "a socket"),
+    ("device", "a device"), ("link to a device", "a device"), ("loop", "symbolic links"),
+    ("dangling", "it leads to .*/nowhere/run, and the directory .*/nowhere does not exist")])
+def test_what_no_file_can_replace_is_refused_at_once(tmp_path, option, kind, words):
+    """Lines of a tape may go to a FIFO or a device, which is none of files."""
+    path = tmp_path / "c"
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(str(path))
+        case "device":
+            path = "/dev/null"
+        case "link to a device":
+            path.symlink_to("/dev/null")
+        case "loop":
+            path.symlink_to(path)
+        case "dangling":
+            path.symlink_to(tmp_path / "nowhere" / "run")
+    before = names_in(tmp_path)
+    if option == "event_tape" and words in ("a FIFO", "a device"):
+        resolved(event_tape=path)
+        return
+    with pytest.raises(ConfigError, match=words) as caught:
+        resolved(**{option: path})
+    assert str(caught.value).startswith(f"--{option.replace('_', '-')} {path} ")
+    assert "\n" not in str(caught.value)
+    assert names_in(tmp_path) == before
+
+
+def test_a_dangling_link_into_a_directory_is_a_new_file(tmp_path):
+    (tmp_path / "c").symlink_to(tmp_path / "run")
+    resolved(checkpoint_path=tmp_path / "c")
+
+
+@pytest.mark.parametrize(("length", "extra", "fits"), [
+    (247, {}, True), (248, {}, False), (241, dict(mark_final_checkpoint="true"), True),
+    (242, dict(mark_final_checkpoint="true"), False), (247, dict(checkpoint_keep=3), True),
+    (246, dict(checkpoint_keep=3, total_steps=2**63 - 1), False)])
+def test_a_name_must_leave_room_for_those_made_from_it(tmp_path, length, extra, fits):
+    path = tmp_path / ("n" * length)
+    if fits:
+        resolved(checkpoint_path=path, **extra)
+        return
+    with pytest.raises(ConfigError, match=r"File name too long .*takes names of 255\); give it a "
+                                          "shorter name"):
+        resolved(checkpoint_path=path, **extra)
+    if not extra:
+        with pytest.raises(ConfigError, match="File name too long"):
+            resolved(final_state=path)
+        resolved(event_tape=path)
+
+
+@pytest.mark.parametrize("end", [".tmp", ".old.tmp", ".final"])
+def test_a_directory_under_a_name_that_goes_with_it(tmp_path, end):
+    (tmp_path / f"c{end}").mkdir()
+    with pytest.raises(ConfigError, match=rf"c\{end}, which is written with it, is a directory"):
+        resolved(checkpoint_path=tmp_path / "c", mark_final_checkpoint="true")
+
+
+@pytest.mark.parametrize(("number", "refused"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_without_direct_writes_is_seen_at_the_start(tmp_path, number, refused):
+    """Trouble of a moment is left to the save, which tries again."""
+    config = Config(learners=1, total_steps=9, checkpoint_path=str(tmp_path / "c"),
+                    checkpoint_direct=True)
+    log = Log("error", "json", lambda line: None)
+    persistence = Persistence(config, log, Faulty(0, only="create", number=number))
+    if refused:
+        with pytest.raises(WriteError, match="takes no direct writes; leave --checkpoint-direct"):
+            persistence.begin()
+    else:
+        persistence.begin()
+    persistence.close()
+    assert not names_in(tmp_path)

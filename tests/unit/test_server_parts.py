@@ -341,6 +341,26 @@ def test_a_full_device_is_a_tape_error():
     tape.close()
 
 
+def test_a_tape_may_be_a_pipe_whose_reader_comes_and_goes(tmp_path):
+    """No start waits for a reader, and none that goes away costs a record or the process."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    tape = Tape(path, AppendFile(path))
+    tape.write({"step": 1})
+    for step in 2, 3:
+        with open(os.open(path, os.O_RDONLY), "rb", buffering=0) as reader:
+            assert reader.read(4096) == b'{"step": %d}\n' % (step - 1)
+        tape.write({"step": step})
+    tape.close()
+
+
+def test_a_tape_may_be_a_device():
+    tape = Tape("/dev/null", AppendFile("/dev/null"))
+    tape.write({"step": 1})
+    assert os.get_blocking(tape.file.descriptor)
+    tape.close()
+
+
 def decoded_push(values: np.ndarray) -> Decoded:
     """As ingest hands it on: decoded, with its bytes as received."""
     payload = Decoded(BufferPool(), len(values), memoryview(values.tobytes()), kernels.decode_f32)

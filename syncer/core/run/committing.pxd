@@ -13,6 +13,7 @@ cdef class Committing(Admission):
     cdef Round committing                    # computed; becomes visible when it is durable
     cdef int stop_signal
     cdef str failure                         # why the run ends after the last save, or None
+    cdef str unwritten                       # why there is no final state, or None
 
     cdef int commit_in_order(self) except -1
     cdef int commit(self, Round round) except -1
@@ -25,6 +26,7 @@ cdef class Committing(Admission):
     cdef int save_next(self) except -1
     cdef object saved(self, object event)
     cdef int not_saved(self, object kind, str error) except -1
+    cdef int no_final_state(self, str error) except -1
     cdef int record_shutdown(self) except -1
     cdef int fail(self, str text) except -1
     cdef int strict_failure(self, int status, str metric, str text) except -1

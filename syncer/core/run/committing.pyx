@@ -26,8 +26,11 @@ rule 10.1. With --checkpoint-every 1 a step is durable before it is visible: nob
     T need not be: it has no broadcast, and the final checkpoint comes next.
 rule 10.3. There is one write at a time. What is wanted meanwhile waits for its Saved, and then
     takes what is current, so that a slow disk writes fewer cuts, never older ones.
-rule 10.7. A checkpoint that cannot be written ends the run with status 5, the final state with
-    status 1. Only a periodic one in the background may fail and be told later (rule 10.6).
+rule 10.7. A checkpoint that cannot be written ends the run with status 5. Only a periodic one in
+    the background may fail and be told later (rule 10.6).
+
+rule 12.7. A final state that cannot be written takes nothing from the learners: they get the final
+    cut all the same, and only then does the run end with status 1.
 
 rule 13.2. A signal that comes while a step is being made durable does not take it back: once it is
     on disk it is published, and is the last one.
@@ -183,9 +186,11 @@ cdef class Committing(Admission):
         if self.saves.outstanding is None:
             raise InvariantViolation(f"{event}, but nothing was being written")
         kind = self.saves.done(event.error)
-        if event.error is not None:
+        if event.error is not None and kind is not FINAL_STATE:
             self.not_saved(kind, event.error)
             return None
+        if event.error is not None:
+            self.no_final_state(event.error)
         if kind is not FINAL_STATE:
             self.emit(act.Record({"event": "checkpoint", "step": self.saves.durable_step,
                                   "kind": kind}))
@@ -207,12 +212,15 @@ cdef class Committing(Admission):
             return self.save_next()
         if kind is FAILURE:
             return self.end(FAILED, f"{self.failure}; and the last cut could not be saved: {error}")
-        if kind is not FINAL_STATE:
-            return self.end(NOT_WRITTEN, f"checkpoint ({kind}) of step {self.saves.step} could not "
-                            f"be written: {error}")
-        if self.phase == Phase.STOPPING:
-            return self.end_stopping()
-        return self.end(FAILED, f"{kind} could not be written: {error}")
+        return self.end(NOT_WRITTEN, f"checkpoint ({kind}) of step {self.saves.step} could not be "
+                        f"written: {error}")
+
+    # rule 12.7
+    cdef int no_final_state(self, str error) except -1:
+        """The run goes on to its end as if it had been written; that end says so."""
+        self.unwritten = error
+        return self.emit(act.Log("ERROR", "final state not written",
+                                 {"step": self.saves.step, "error": error}))
 
     # ---- the end -------------------------------------------------------------------------------
 

@@ -91,6 +91,8 @@ cdef class Ending(Committing):
                  if key in self.members.members]
         if there:
             self.emit(act.SendShutdown(tuple(there)))
+        if self.unwritten is not None:  # rule 12.7
+            return self.end(FAILED, f"final-state could not be written: {self.unwritten}")
         return self.end(DONE, f"training complete after {self.global_step} outer steps")
 
     # rule 12.6

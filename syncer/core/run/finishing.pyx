@@ -1,7 +1,7 @@
 """Who must acknowledge the final cut, and who has.
 
 Pure bookkeeping; must not send the cut or end the run, which is `ending`'s (rule 12.1 to rule
-12.6).
+12.7).
 
 rule 12.3. An acknowledgement counts if it names step T and comes from a generation that was sent
     the whole cut, of a learner that is expected. An older connection of the same learner may still

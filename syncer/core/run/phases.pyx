@@ -56,7 +56,7 @@ MEANING = {
     "caught_up": "the tail of a catch-up (rule 3.3)",
     "merged": "the result waits for its turn (rule 7.4)",
     "synced": "log and tape (rule 9.5)",
-    "saved": "what waited for it goes on (rule 10.3), or the run ends (rule 10.7)",
+    "saved": "what waited for it goes on (rule 10.3, rule 12.7), or the run ends (rule 10.7)",
     "early": "ignored, with a warning: no final cut is out",
     "ack": "counted if it is of this cut (rule 12.3)",
     "budget": "the gate (rule 11.1), or a run that cannot be trusted (rule 11.2)",
