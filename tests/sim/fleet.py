@@ -47,7 +47,7 @@ RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
 be written, learners that did not come, a signal."""
 EXPLAINED = {
-    "final-state": "", "not acknowledged in time": "", "is not finite": "overflow",
+    "not acknowledged in time": "", "is not finite": "overflow",
     "BUDGET_DONE": "false_report", "with --max-base-lag 0": "stale", "session mismatch": "stranger",
 }
 """What the last sentence of a failed run may say, and the fault that must have been for it."""
@@ -379,7 +379,7 @@ class Fleet:
                          for told, fault in EXPLAINED.items()))
         if "learner budget" in text:
             self.second_process()
-        elif passes:
+        elif passes and not server.complete:
             server.crashed = True
             self.replace_server()
         elif server.status == 0 and self.more_steps:
@@ -419,7 +419,7 @@ class Fleet:
 
     def check(self) -> None:
         server = self.server
-        if server.status != 0:
+        if not server.complete:
             assert "no learner is connected" in server.exit_text, server.exit_text
             assert not self.config.fixed_roster
             return

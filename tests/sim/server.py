@@ -176,6 +176,11 @@ class SimServer:
         exit_action = self.witness.exit
         return "" if exit_action is None else exit_action.text
 
+    @property
+    def complete(self) -> bool:
+        """Whether the learners have got what they came for."""
+        return self.status == 0 or self.exit_text.startswith("final-state could not be written")
+
     def check_closed(self) -> None:
         """Everything was given back: sockets, timers, files, memory."""
         loop, system = self.loop, self.system
