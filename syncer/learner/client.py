@@ -140,7 +140,9 @@ class Client:
         self._group: ClientGroup | None = None
         self._supervisor: threading.Thread | None = None
         self._past_bytes = [0, 0]
-        self._news = News(len(session.layout.fragments), time.monotonic())
+        self.news = News(len(session.layout.fragments), time.monotonic())
+        self._away_s: float | None = None
+        """How long a connection that is ended by `leave` is not dialed again."""
         self._repeated: tuple[bytes, float, float] | None = None
         self._pid = os.getpid()
         _clients.add(self)
@@ -260,6 +262,20 @@ class Client:
         self.close()
         return True
 
+    def leave(self, away_s: float, reason: str) -> bool:
+        """Ends the connection for so many seconds, and then dials again as after an outage.
+
+        Not while something is queued on it (False): it would be lost. It is no attempt of
+        `max_reconnects`.
+        """
+        with self.lock:
+            group = self._group
+            if group is None or group.ended_by is not None or not group.idle:
+                return False
+            self._away_s = away_s
+            group.end(reason)
+            return True
+
     def wait_for(self, condition: Callable[[], object], timeout_s: float | None = None) -> bool:
         """Waits until `condition()`, called under the lock, holds; False after `timeout_s` seconds.
 
@@ -327,7 +343,7 @@ class Client:
                 sockets[-1].sendall(opening)
                 sockets[-1].settimeout(None)
             return ClientGroup(self.session, connection, sockets, self.lock, self.changed,
-                               news=self._news)
+                               news=self.news)
         except BaseException:
             for connected in sockets:
                 connected.close()
@@ -369,16 +385,20 @@ class Client:
                 self._past_bytes[0] += group.bytes_sent
                 self._past_bytes[1] += group.bytes_received
                 self._group = None
+                away_s, self._away_s = self._away_s, None
                 over = self.session.ended or self._closing.is_set()
-            found = None if over else self._reconnect(
-                group.turned_away or reason, attempt + 1 if group.turned_away else 0)
+            if over or (away_s is not None and not self._stay_away(reason, away_s)):
+                return
+            found = self._reconnect(
+                group.turned_away or reason, attempt + 1 if group.turned_away else 0,
+                asked=away_s is not None)
             if found is None:
                 return
             attempt = found
 
     def _silence(self, group: ClientGroup) -> str | None:
         """Waits for a silence that is worth a line, or its end; None when the group has ended."""
-        news = self._news
+        news = self.news
         with self.lock:
             while group.ended_by is None and not self.session.ended:
                 if group.silence is not None:
@@ -397,19 +417,23 @@ class Client:
                             f"{self.session.awaited()}")
         return None
 
-    def _reconnect(self, reason: str, first: int) -> int | None:
-        """Redials from attempt `first` on; the one that worked, or None: the client is to end."""
+    def _stay_away(self, reason: str, away_s: float) -> bool:
+        """Whether the client is to come back after a time that it was told to stay away."""
+        self.say(f"left {self._shown} ({reason}); dialing again in {away_s:.0f} s")
+        self._pause(away_s)
+        return not self._closing.is_set()
+
+    def _reconnect(self, reason: str, first: int, *, asked: bool = False) -> int | None:
+        """Redials from attempt `first` on; the one that worked, or None: the client is to end.
+
+        asked: this is the end of an absence, no outage; the first attempt is made at once.
+        """
         for attempt in range(first, 2**62):
-            if self._max_reconnects is not None and self._reconnects >= self._max_reconnects:
-                with self.lock:
-                    self.session.fail(ConnectionFailed(
-                        f"syncer connection failed: {reason}; no reconnect is left of "
-                        f"{self._max_reconnects}"))
-                    self.changed.notify_all()
+            if asked:
+                asked = False
+                self._reconnects -= 1
+            elif not self._wait_to_dial(reason, attempt):
                 return None
-            wait_s = self._jitter(min(SPREAD * backoff_s(attempt), BACKOFF_MAX_S))
-            self.say(f"connection to {self._shown} lost ({reason}); dialing in {wait_s:.1f} s")
-            self._pause(wait_s)
             if self._closing.is_set():
                 return None
             self._reconnects += 1
@@ -422,6 +446,20 @@ class Client:
                       f"attempt{'s' if attempt else ''}")
             return attempt
         return None
+
+    def _wait_to_dial(self, reason: str, attempt: int) -> bool:
+        """The back-off before an attempt; False if there must be none."""
+        if self._max_reconnects is not None and self._reconnects >= self._max_reconnects:
+            with self.lock:
+                self.session.fail(ConnectionFailed(
+                    f"syncer connection failed: {reason}; no reconnect is left of "
+                    f"{self._max_reconnects}"))
+                self.changed.notify_all()
+            return False
+        wait_s = self._jitter(min(SPREAD * backoff_s(attempt), BACKOFF_MAX_S))
+        self.say(f"connection to {self._shown} lost ({reason}); dialing in {wait_s:.1f} s")
+        self._pause(wait_s)
+        return True
 
     # --- fork ------------------------------------------------------------------------------------
 

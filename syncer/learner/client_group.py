@@ -118,6 +118,11 @@ class ClientGroup:
         """Whether a small frame may be queued on the control socket now."""
         return len(self._sockets[CONTROL].queue) < QUEUE_FRAMES_MAX
 
+    @property
+    def idle(self) -> bool:
+        """Everything that was queued is with the kernel."""
+        return not any(each.queue for each in self._sockets)
+
     def enqueue(self, frames: Iterable[tuple[int, Gather]]) -> Receipt:
         """Queues frames given as (stream, gather list); the buffers must stay unchanged."""
         frames = list(frames)

@@ -19,6 +19,7 @@ import numpy as np
 from syncer.errors import ConfigError, SyncerError
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
+from syncer.learner.early_end import EarlyEnd
 from syncer.learner.fragment import Fragment
 from syncer.learner.heartbeats import Heartbeats
 from syncer.learner.initial_values import InitialValues
@@ -32,8 +33,11 @@ from syncer.learner.partition import (
 from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Phase, Session
 from syncer.protocol import DTYPES, KEY_VARIABLES
+from syncer.wire.messages import Pull
 
 ACK_TIMEOUT_S = 900.0
+AGAIN_S = 0.1
+"""When to try again to leave while answers are still on their way."""
 WAIT_REPORT_S = 30.0
 """Time between two progress lines while waiting for the final cut."""
 
@@ -116,6 +120,8 @@ class Learner:
         self._heartbeats = Heartbeats(time.monotonic())
         self._count = self._session.heartbeat()
         """The last heartbeat that was sent, or that says what a push has said."""
+        self._owed: list[Pull] = []
+        """Of an early `finish`: pulls that it has seen and cannot answer."""
         self._done = False
         self._initial = InitialValues(
             self._session, self._client, self._fragments, self._buffers)
@@ -291,10 +297,12 @@ class Learner:
         session, client = self._session, self._client
         start = time.monotonic()
         report_s = start + WAIT_REPORT_S
+        early = EarlyEnd()
         while True:
             client.check()
             self._boundary()
-            if client.wait_for(self._has_work, min(deadline, report_s) - time.monotonic()):
+            until = min(deadline, report_s, self._leave_rounds(early))
+            if client.wait_for(self._has_work, until - time.monotonic()):
                 with client.lock:
                     cut = session.final.tensors()
                 if cut is not None:
@@ -305,11 +313,29 @@ class Learner:
                 if session.final.manifest is None:
                     missing = "manifest"
             now = time.monotonic()
+            if now < min(deadline, report_s):
+                continue
             if now >= deadline:
                 raise SyncerError(f"the final cut was not complete after {deadline - start:.0f} s: "
                                   f"{missing} missing")
             report_s = now + WAIT_REPORT_S
             client.say(f"waiting for the final cut ({missing} missing){_left(deadline)}")
+
+    def _leave_rounds(self, early: EarlyEnd) -> float:
+        """Leaves if the run waits for an answer that will not come; when to look again."""
+        session, client, now = self._session, self._client, time.monotonic()
+        news = client.news
+        with client.lock:
+            self._owed = session.owed_pulls() if session.phase is Phase.TRAINING else []
+            early.look(now, session.last_generation or 0, self._owed)
+            reason = early.reason(now, news.last, news.expected_s)
+            due = early.due(news.last, news.expected_s)
+        if reason is not None:
+            if not client.leave(early.away_s, f"no more steps are made here, and {reason}"):
+                return now + AGAIN_S
+            early.left()
+            return math.inf
+        return math.inf if due is None else due
 
     def _has_work(self) -> bool:
         """Whether a boundary, or the end of the wait for the cut, has something to do."""
@@ -317,6 +343,8 @@ class Learner:
         if session.phase is not Phase.TRAINING:
             return session.final.tensors() is not None
         due = session.due_pulls()
+        if session.owed_pulls() != self._owed:
+            return True
         return bool(session.broadcasts) or self._initial.can_go_on() or bool(
             due and self._client.has_room(session.tensors.push_bytes(due[0].fragment)))
 

@@ -29,19 +29,20 @@ class News:
     def connected(self, now: float) -> None:
         """What a new connection brings first is what was missed, all at once."""
         self._first = self._fragments
-        self._last = now
+        self.last = now
+        """When the newest of them came, or the connection."""
         self._said = False
 
     def heard(self, now: float, version: int) -> float | None:
         """A broadcast came. If the silence before it was said, how long it was."""
-        silence = now - self._last if self._said else None
+        silence = now - self.last if self._said else None
         growth = version - self._newest
         if self._first == 0 and growth > 0:
-            gap, usual = (now - self._last) / growth, self.expected_s
+            gap, usual = (now - self.last) / growth, self.expected_s
             self.expected_s = gap if usual is None else 0.75 * usual + 0.25 * min(gap, LEAP * usual)
         self._first = max(self._first - 1, 0)
         self._newest = version
-        self._last = now
+        self.last = now
         self._said = False
         return silence
 
@@ -49,9 +50,9 @@ class News:
         """When a line is due unless something comes; None: not before something has come."""
         if self._said or self.expected_s is None:
             return None
-        return self._last + max(SILENCE * self.expected_s, SILENCE_MIN_S)
+        return self.last + max(SILENCE * self.expected_s, SILENCE_MIN_S)
 
     def say(self, now: float) -> float:
         """A line is written now: seconds of silence. No other is due before there is news."""
         self._said = True
-        return now - self._last
+        return now - self.last

@@ -302,6 +302,10 @@ class Session:
             return []
         return [pull for pull in self.pulls if self._due_anchor(pull) is not None]
 
+    def owed_pulls(self) -> list[Pull]:
+        """Pulls that cannot be answered now, and never without another step or broadcast."""
+        return [pull for pull in self.pulls if self._due_anchor(pull) is None]
+
     def _due_anchor(self, pull: Pull) -> _Applied | None:
         """The anchor that a pull may be answered on now."""
         applied = self._applied[pull.fragment]
