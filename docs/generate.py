@@ -34,6 +34,7 @@ PARTS = {
     "room-table": "docs.rooms:room_table",
     "room-map": "docs.rooms:room_map",
     "modules": "docs.rooms:module_tables",
+    "timeouts": "docs.timeouts:table",
     "walk": "docs.walk:table",
     "numpy-line": "docs.generate:numpy_line",
     "rule-table": "tests.rules:table",

@@ -175,7 +175,8 @@ class Config:
         hashed=At(23, on)))
     write_timeout_s: int = setting(default=180, row=Option(
         "network", Whole(1, SECONDS_MAX),
-        "end a connection whose queued data makes no progress for so many seconds", metavar="S"))
+        "end a connection whose queued data makes no progress for so many seconds; Linux does it "
+        "after 60 (TCP_USER_TIMEOUT) if that is less", metavar="S"))
 
     # -------------------------------------------------------------------------------------- rounds
     quorum: int = setting(default=1, row=Option(

@@ -1,0 +1,193 @@
+"""Every time-out of server and learner, made from the constants, flags and arguments that set them.
+
+A row says where the number stands and what follows; the number itself is read. A constant with a
+unit in its name that is no time-out is named in `OTHER`, with what it is: a test finds those that
+are in neither. Must not state a number that the code has.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from syncer import tcp
+from syncer.config import OPTIONS
+from syncer.learner import Learner
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("syncer/server", "syncer/core", "syncer/checkpoint", "syncer/learner")
+UNITS = {"_NS": 1e-9, "_MS": 1e-3, "_S": 1.0}
+CONSTANT = re.compile(
+    r"^(?:cdef [a-z ]+ )?((?:[A-Z][A-Z0-9_]*_(?:NS|MS|S)(?:, )?)+) = ([^#\n]+)", re.MULTILINE)
+
+BOTH, SERVER, LEARNER = "both", "server", "learner"
+
+
+class Row(NamedTuple):
+    """One time-out. `value`: a constant as "file:NAME", a flag, an argument or a socket option."""
+
+    side: str
+    what: str
+    value: str
+    follows: str
+
+
+ROWS = (
+    Row(BOTH, "an idle connection is probed from", "TCP_KEEPIDLE",
+        "every socket; keeps flows in middleboxes that forget after 30 s"),
+    Row(BOTH, "and every", "TCP_KEEPINTVL",
+        "after TCP_KEEPCNT (3) probes without an answer the kernel ends it: the peer is gone"),
+    Row(BOTH, "bytes that the peer does not acknowledge, or has no room for", "TCP_USER_TIMEOUT",
+        "the kernel ends the connection (Linux): a peer that is gone, or a process that is stopped "
+        "or holds the GIL while its buffers are full"),
+    Row(SERVER, "a first frame", "syncer/server/door.py:FIRST_FRAME_NS", "the socket is closed"),
+    Row(SERVER, "the HELLO of a DATA_HELLO", "syncer/server/door.py:DATA_HELLO_WAIT_NS",
+        "`unknown learner`, after which a learner dials again"),
+    Row(SERVER, "a socket that takes no byte", "--write-timeout-s",
+        "its learner is disconnected; the kernel is faster where TCP_USER_TIMEOUT is"),
+    Row(SERVER, "the reader of an ERROR or SHUTDOWN", "syncer/server/farewell.pyx:FAREWELL_NS",
+        "closed without waiting for its end"),
+    Row(SERVER, "accepting, when no descriptor or memory is left",
+        "syncer/server/listener.py:NO_DESCRIPTORS_PAUSE_NS", "tried again"),
+    Row(SERVER, "nothing came before a connection failed",
+        "syncer/server/run_session.py:SILENCE_S", "`a learner has fallen silent`"),
+    Row(SERVER, "learners of a start", "--start-timeout-s", "status 6"),
+    Row(SERVER, "nobody to launch a round to", "syncer/core/rounds/gathering.pyx:RETRY_NS",
+        "looked at again"),
+    Row(SERVER, "a quorum", "--quorum-timeout-s", "relaunch, or deferral (rules 6.11 to 6.13)"),
+    Row(SERVER, "too few learners to relaunch to", "syncer/core/rounds/gathering.pyx:DEFER_NS",
+        "the deadline moves by this"),
+    Row(SERVER, "late pushes after the quorum", "--grace-ms",
+        "at most; the round closes (rule 6.8)"),
+    Row(SERVER, "q_min pushes of a capacity quorum are enough after", "--soft-deadline-s",
+        "the round closes (rule 6.6)"),
+    Row(SERVER, "between two launches, at least", "--min-round-interval-ms", "rule 4.4"),
+    Row(SERVER, "a learner budget's lease", "--quorum-timeout-s", "status 1 (rule 11.3)"),
+    Row(SERVER, "acknowledgements of the final cut", "--final-ack-timeout-s",
+        "status 1, naming the missing learners"),
+    Row(SERVER, "last frames, log and tape at the end", "syncer/server/service.py:FLUSH_NS",
+        "the process ends without them"),
+    Row(SERVER, "a failed write of a checkpoint",
+        "syncer/checkpoint/files.py:RETRY_PAUSE_S", "tried again, `--checkpoint-retries` times"),
+    Row(LEARNER, "the first connection, all tries together", "Learner(connect_timeout_s=)",
+        "`ConnectionFailed`; also for initial values of which the server takes nothing"),
+    Row(LEARNER, "one of these tries", "syncer/learner/client.py:FIRST_TRY_S", "the next one"),
+    Row(LEARNER, "between them, on average", "syncer/learner/client.py:FIRST_PAUSE_S",
+        "evenly spread from 0 to twice that"),
+    Row(LEARNER, "a socket of a later connection", "syncer/learner/client.py:REDIAL_TRY_S",
+        "the attempt failed"),
+    Row(LEARNER, "between later attempts, at most", "syncer/learner/client.py:BACKOFF_MAX_S",
+        "a random part of 3, 6, 12, 24, 30 ... s"),
+    Row(LEARNER, "an ERROR on a connection that has ended", "syncer/learner/client.py:DRAIN_S",
+        "closed unread"),
+    Row(LEARNER, "`close()`", "syncer/learner/client.py:CLOSE_S",
+        "a dial that hangs is left behind"),
+    Row(LEARNER, "`finish()`", "Learner.finish(timeout_s=)", "follows the run, or `SyncerError`"),
+    Row(LEARNER, "`adopt()`", "Learner.adopt(timeout_s=)", "follows the run, or `SyncerError`"),
+    Row(LEARNER, "sending the FINAL_ACK", "syncer/learner/learner.py:ACK_TIMEOUT_S",
+        "`SyncerError`; the parameters are the final ones"),
+    Row(LEARNER, "no merge, at least (and five expected round times)",
+        "syncer/learner/news.py:SILENCE_MIN_S", "`no news of ...`"),
+    Row(LEARNER, "nothing came before a connection failed", "syncer/learner/client.py:MUTE_S",
+        "the line about it says so"),
+    Row(LEARNER, "a round that waits for a learner in `finish()`, at least",
+        "syncer/learner/early_end.py:WAITED_FOR_MIN_S", "it leaves the rounds"),
+    Row(LEARNER, "and comes back after", "syncer/learner/early_end.py:AWAY_MIN_S",
+        "twice as long every time"),
+    Row(LEARNER, "but at most", "syncer/learner/early_end.py:AWAY_MAX_S", ""),
+    Row(LEARNER, "between two heartbeats, at least", "syncer/learner/heartbeats.py:HEARTBEAT_S",
+        "also repeated in a pause; there is no time-out for them on the server"),
+)
+
+OTHER = {
+    "syncer/server/farewell.pyx:FAREWELL_S": "FAREWELL_NS for Python",
+    "syncer/server/selector.pyx:LONGEST_WAIT_NS": "one sleep of the loop: longer ones are several",
+    "syncer/core/rounds/policy.pyx:LONGEST_NS": "bounds arithmetic",
+    "syncer/checkpoint/progress.py:SILENT_S": "how soon a progress line shows",
+    "syncer/checkpoint/progress.py:EVERY_S": "how often it is drawn",
+    "syncer/learner/client.py:FIRST_REPORT_S": "how often a wait is said",
+    "syncer/learner/client.py:LATE_S": "what counts as a thread that could not run",
+    "syncer/learner/initial_values.py:REPORT_S": "how often a wait is said",
+    "syncer/learner/learner.py:WAIT_REPORT_S": "how often a wait is said",
+    "syncer/learner/learner.py:AGAIN_S": "how soon something is looked at again",
+    "syncer/learner/pulse.pyx:NEVER_NS": "a time that does not come",
+}
+
+OPERATORS = {ast.Mult: operator.mul, ast.Pow: operator.pow, ast.LShift: operator.lshift,
+             ast.Div: operator.truediv}
+
+
+def constants() -> dict[str, float]:
+    """Seconds of every constant of the rooms with a unit in its name, by "file:NAME"."""
+    found: dict[str, float] = {}
+    for path in sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py*")):
+        if path.suffix not in (".py", ".pyx"):
+            continue
+        for names, values in CONSTANT.findall(path.read_text(encoding="utf-8")):
+            parts = values.replace("<long long>", "").split(",")
+            for name, value in zip(names.split(", "), parts, strict=False):
+                unit = next(UNITS[u] for u in UNITS if name.endswith(u))
+                file = path.relative_to(ROOT).as_posix()
+                found[f"{file}:{name}"] = unit * number(value.strip(), path)
+    return found
+
+
+def number(text: str, path: Path) -> float:
+    """A number as source has it; 0 for one that is made of other names."""
+
+    def value(node: ast.expr) -> float:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.Name):
+            return 0.0
+        raise ValueError(f"{path.name}: {text!r} is no number that this table can read")
+
+    return float(value(ast.parse(text, mode="eval").body))
+
+
+def flags() -> dict[str, str]:
+    """The default of every flag that is a time, by its name."""
+    found = {}
+    for option in OPTIONS:
+        if option.metavar in ("S", "MS"):
+            unit = 1.0 if option.metavar == "S" else 1e-3
+            found["--" + option.name.replace("_", "-")] = (
+                duration(option.default * unit) if isinstance(option.default, int | float)
+                else f"`{option.unset}`" if option.unset.startswith("--") else option.unset)
+    return found
+
+
+def duration(seconds: float) -> str:
+    if seconds == 0:
+        return "0"
+    return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
+
+
+def value_of(row: Row) -> str:
+    """The number of a row, from where it stands."""
+    if row.value.startswith("TCP_"):
+        given = dict(tcp.KEEPALIVE)[row.value]
+        return duration(given / 1000 if row.value == "TCP_USER_TIMEOUT" else given)
+    if row.value.startswith("--"):
+        return flags()[row.value]
+    if row.value.startswith("Learner"):
+        method, argument = re.fullmatch(r"Learner(?:\.(\w+))?\((\w+)=\)", row.value).groups()
+        default = inspect.signature(
+            getattr(Learner, method or "__init__")).parameters[argument].default
+        return "none" if default is None else duration(default)
+    return duration(constants()[row.value])
+
+
+def table() -> str:
+    """The table of docs/caveats.md."""
+    lines = ["| side | what is waited for | time | set by | then |", "|---|---|---|---|---|"]
+    for row in ROWS:
+        where = row.value.replace("syncer/", "")
+        lines.append(f"| {row.side} | {row.what} | {value_of(row)} | `{where}` | {row.follows} |")
+    return "\n".join(lines) + "\n"
