@@ -71,6 +71,17 @@ class DarkNetwork:
     def light(self) -> None:
         self._forward(1)
 
+    def forget(self, port: int) -> None:
+        """The router forgets the flow of a port of a host: its packets are dropped, both ways."""
+        for end in ("sport", "dport"):
+            run([*self._router, "ip", "rule", "add", "ipproto", "tcp", end, str(port), "blackhole"])
+
+    def slow_down(self, rate: str) -> None:
+        """Both directions get so much; it takes effect for what is queued from now on."""
+        for name in ROUTER:
+            run([*self._router, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", rate,
+                 "burst", "64k", "latency", "50ms"])
+
     def _forward(self, on: int) -> None:
         run([*self._router, "sh", "-c", f"echo {on} > /proc/sys/net/ipv4/ip_forward"])
 
@@ -90,6 +101,15 @@ class DarkNetwork:
 
 def run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=30)
+
+
+def sending(host: list[str], least_bytes: int) -> list[tuple[int, int]]:
+    """(local, remote) ports of connections on a host with so much that is not acknowledged."""
+    found = subprocess.run([*host, "ss", "-Htn", "state", "established"], check=True, timeout=30,
+                           capture_output=True, text=True).stdout
+    rows = [line.split() for line in found.splitlines()]
+    return [(int(row[2].rpartition(":")[2]), int(row[3].rpartition(":")[2]))
+            for row in rows if int(row[1]) >= least_bytes]
 
 
 def reader(path: Path):

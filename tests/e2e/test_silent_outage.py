@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from .dark_network import NEAR, DarkNetwork, possible, reader
+from .dark_network import NEAR, DarkNetwork, possible, reader, sending
 from .scripted import ROOT
 
 PORT = 29400
@@ -89,3 +89,31 @@ def test_a_silent_outage_is_noticed_and_said_by_both_sides(network, start):
     until(lambda: any("again after" in line for line in remote()), "the learner is back")
     steps = len(events(log, "outer step"))
     until(lambda: merged_both(steps), "and takes part")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * DARK_S)
+@pytest.mark.parametrize("cut", ["push", "broadcast"])
+def test_a_message_that_a_forgotten_flow_cuts_off_is_sent_again(network, start, cut):
+    """A middlebox forgets one data socket in the middle of 8 MB. The quorum needs this learner, and
+    its timeout is far away, so no step is made before the message has come."""
+    log = start("server", network.near, "syncer.server", "--learners", "1", "--total-steps",
+                "1000000", "--sync-interval-steps", "0", "--host", NEAR, "--port", str(PORT),
+                "--allow-unauthenticated", "--log-format", "json")
+    learner = start("learner", network.far, "tests.e2e.endless_learner", f"{NEAR}:{PORT}", "0",
+                    "2000")
+    until(lambda: len(events(log, "outer step")) > 1, "steps")
+    network.slow_down("40mbit")
+    if cut == "push":
+        port = until(lambda: [mine for mine, _ in sending(network.far, 100_000)], "a push")[0]
+    else:
+        port = until(lambda: [theirs for _, theirs in sending(network.near, 100_000)],
+                     "a broadcast")[0]
+    network.forget(port)
+    until(lambda: any("lost (" in line for line in learner()), "the learner notices")
+    until(lambda: any("again after" in line for line in learner()), "the learner is back")
+    connected = [event["time"] for event in until(
+        lambda: events(log, "learner connected")[1:], "the new connection")][-1]
+    until(lambda: sum(event["time"] > connected for event in events(log, "outer step")) > 2,
+          "steps with the new connection")
+    assert not events(log, "quorum timeout")
