@@ -40,6 +40,9 @@ sim-coverage: $(VENV)/.test  ## which lines of the server the simulated fleets r
 kill-test: $(VENV)/.built  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
 	$(BIN)/python -m tests.e2e.killed --kills 200
 
+soak: $(VENV)/.built  ## ten minutes of learners that come, go, pause and send rubbish, behind a forgetful proxy
+	$(BIN)/python -m tests.e2e.soak --seconds 600
+
 bench-checkpoint: $(VENV)/.built  ## checkpoint speed against raw disk speed (writes 2 GiB files here)
 	$(BIN)/python -m pytest benchmarks/bench_checkpoint.py --benchmark-only -s
 
