@@ -373,7 +373,7 @@ class Client:
         while True:
             group = self._group
             assert group is not None  # `start` and `_reconnect` leave one behind
-            while (line := self._silence(group)) is not None:
+            while (line := self._line(group)) is not None:
                 self.say(line)  # without the lock: stderr may be a pipe that nobody reads
             with self.lock:
                 reason = group.end("the session has ended")
@@ -396,11 +396,17 @@ class Client:
                 return
             attempt = found
 
-    def _silence(self, group: ClientGroup) -> str | None:
-        """Waits for a silence that is worth a line, or its end; None when the group has ended."""
+    def _line(self, group: ClientGroup) -> str | None:
+        """Waits for something worth a line: where the run is, a silence, its end.
+
+        None when the group has ended.
+        """
         news = self.news
         with self.lock:
             while group.ended_by is None and not self.session.ended:
+                if not group.greeted and (line := self.session.standing()) is not None:
+                    group.greeted = True
+                    return line
                 if group.silence is not None:
                     silent_s, group.silence = group.silence, None
                     return f"news of {self._shown} again, after {silent_s:.0f} s"

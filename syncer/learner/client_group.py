@@ -82,6 +82,8 @@ class ClientGroup:
         """Why the group ends; None while it lives."""
         self.turned_away: str | None = None
         """What the server said that could not serve it now, but may later: the back-off goes on."""
+        self.greeted = False
+        """Whether it was said where the run is."""
         self.silence: float | None = None
         """How long a silence was that has ended, until somebody has said so."""
         self.heard_at = time.monotonic()

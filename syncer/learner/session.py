@@ -331,6 +331,14 @@ class Session:
             self.learner, pull.fragment, pull.step, pull.attempt, applied.version, self.steps,
             self.steps - applied.steps, self.tokens - applied.tokens, memoryview(b""))
 
+    def standing(self) -> str | None:
+        """Where the run and this learner are, once this connection has told of every fragment."""
+        if self.connection is None or self._unheard or self.phase is not Phase.TRAINING:
+            return None
+        step = max(seen[0] for seen in self.accepted if seen is not None)
+        own = f"{self.steps} steps and {self.tokens} tokens" if self.steps else "no step yet"
+        return f"the run is at step {step}; learner {self.learner} has made {own} in this process"
+
     def awaited(self) -> str:
         """What has to happen before there is news for this learner, as far as it can know."""
         if self.pulls:

@@ -190,3 +190,28 @@ def _refused(learner) -> int:
             through += 1
     learner.close()
     return through
+
+
+def test_a_learner_says_where_the_run_and_itself_are(server, monkeypatch, capfd):
+    """At the start, and on every connection: what protocol 4 lets it know."""
+    monkeypatch.setattr("syncer.learner.client.backoff_s", lambda attempt: 0.0)
+    said = []
+
+    def line(text: str) -> bool:
+        said.append(capfd.readouterr().err)
+        return text in "".join(said)
+
+    with learner_of(server, model(), learner_id=1) as learner:
+        peer, fragments = server.accept(), len(learner.layout.fragments)
+        for f in range(fragments - 1):
+            peer.bcast(f, 40 + f, flat(learner, model(1), f))
+        step_until(learner, lambda s: s.versions[fragments - 2] > 0)
+        assert not line("the run is at"), "not before it is known of every fragment"
+        peer.bcast(fragments - 1, 42, flat(learner, model(1), fragments - 1))
+        until(lambda: line("the run is at step 42; learner 1 has made "), "the line")
+        peer.close()
+        again, steps = server.accept(), learner.step(5).step
+        for f in range(fragments):
+            again.bcast(f, 50 + f, flat(learner, model(2), f))
+        where = f"the run is at step {49 + fragments}; learner 1 has made {steps} steps"
+        until(lambda: line(where), "the line of the new connection")
