@@ -31,8 +31,11 @@ MEANINGS = {
     "only this machine can connect: no key is set (SYNCER_HMAC_KEY)":
         "without a key the server listens on the loopback interface",
     "resumed from checkpoint": "the run goes on from this step",
-    "what an earlier server left could not be removed":
-        "partial files beside the checkpoint still take space; the next save tries again",
+    "what an earlier server left could not be put in order":
+        "partial files beside the checkpoint, or earlier checkpoints of another history",
+    "earlier checkpoints that are no past of this run were set aside":
+        "their future was given up, by going back or by beginning anew; they are neither counted "
+        "nor removed from now on, and `path` is the first of their new names",
     "final state write tried again": "an error of the disk that may pass by",
     "the checkpoint that is there will be replaced; --resume would continue it":
         "a new run was started beside an old one's file: stop it now if that was not meant",

@@ -12,7 +12,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -29,6 +29,10 @@ OF_CONTENTS = frozenset({"security.ima", "security.evm", "security.capability"})
 ACCESS_LIST = "system.posix_acl_access"
 BLOCK_BYTES = 4096
 """Alignment of memory, offset and length that every device accepts for direct writes."""
+
+
+Retire = Callable[[str | None], None]
+"""What becomes of a file that was replaced, under its second name; None: it has none any more."""
 
 
 class WriteError(CheckpointError):
@@ -75,7 +79,8 @@ class AtomicFile:
     is there are kept, as far as this process may. A symbolic link stays one: the file it leads to
     is replaced. Every method raises `WriteError`, after which nothing of the new file is left.
     size_bytes: what is going to be written, checked against the free space first. direct: past the
-    page cache, through one aligned buffer; refused by some file systems.
+    page cache, through one aligned buffer; refused by some file systems. retire: takes the file
+    that was replaced, once the new one stands; must raise nothing. Without it that file goes.
 
     Append, then `commit`; leaving the `with` block without that removes the partial file.
 
@@ -84,7 +89,7 @@ class AtomicFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, size_bytes: int = 0, files: Files = FILES,
-                 direct: bool = False):
+                 direct: bool = False, retire: Retire | None = None):
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
         self.directory = os.path.dirname(self.path) or "."
@@ -93,6 +98,7 @@ class AtomicFile:
         self.files = files
         self.descriptor = -1
         self.written = 0
+        self.retire = retire
         self.parts: list[memoryview] = []
         self.waiting = 0
         self.direct = direct
@@ -234,6 +240,8 @@ class AtomicFile:
         with self._calling("close", "closed"):
             self.files.close(descriptor)
         kept = self._keep_old()
+        with self._calling("status", "looked at"):
+            replaced = kept or (self.retire is not None and self.files.exists(self.path))
         self._check_mine(mine)
         with self._calling("rename", "renamed"):
             self.files.rename(self.temporary, self.path)
@@ -241,7 +249,10 @@ class AtomicFile:
             self.files.sync_directory(self.directory)
         except OSError as error:
             raise self._take_back(kept, error) from None
-        self._forget_old()
+        if self.retire is not None and replaced:
+            self.retire(self.backup if kept else None)
+        else:
+            self._forget_old()
 
     def _check_mine(self, mine: os.stat_result) -> None:
         """A second writer, let in by a lock that does not hold (two hosts, a network file system),

@@ -1,4 +1,4 @@
-"""`syncer checkpoint`: look into, verify, convert, compare and export checkpoint files.
+"""`syncer checkpoint`: look into, verify, convert, compare, export and restore checkpoint files.
 
 Must not change the file it reads. Exit status: 0, or 1 for a file that is not as it should be;
 `diff` as of diff(1): 0 equal, 1 different, 2 trouble.
@@ -19,6 +19,7 @@ from syncer.checkpoint.facts import FORMATS
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
+from syncer.checkpoint.restore import owner_of, restore
 from syncer.config.paths import is_one_file
 from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
 from syncer.kernels import SUM_BLOCK, sumsq
@@ -30,7 +31,7 @@ from syncer.streams import complain
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds `checkpoint` and what it can do."""
     parser = subparsers.add_parser(
-        "checkpoint", help="look into, verify, convert or export a checkpoint",
+        "checkpoint", help="look into, verify, convert, export or restore a checkpoint",
         description="Works on files of both formats; the format is seen from the file.")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -59,12 +60,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     one.add_argument("--layout", metavar="LAYOUT", required=True,
                      help="layout file of a learner (syncer.learner.save_layout)")
     one.add_argument("--fragments", metavar="LIST", help="for example 0,2-4; default: all")
+    one = add("restore", "go back: make an earlier checkpoint, as --checkpoint-keep leaves them, "
+              "the newest one again; what was done since is set aside, not removed")
+    one.add_argument("file", metavar="FILE", help="for example run.ckpt.step-20; it stays")
+    one.add_argument("--to", metavar="PATH",
+                     help="the checkpoint to replace; default: the one that FILE is named after")
 
 
 def run(args: argparse.Namespace) -> int:
     """Carries out one action; raises `SyncerError`."""
     act = {"inspect": _inspect, "verify": _verify, "convert": _convert, "diff": _diff,
-           "export": _export}[args.action]
+           "export": _export, "restore": _restore}[args.action]
     try:
         return act(args)
     except CheckpointError as error:
@@ -178,6 +184,32 @@ def _convert(args: argparse.Namespace) -> int:
                               layout=None if named is None else named.wire)
     _show(args, {"path": args.output, "format": form, "bytes": written},
           [f"{args.output}: {form}, {size(written)}, step {checkpoint.facts.step}"])
+    return 0
+
+
+def _restore(args: argparse.Namespace) -> int:
+    path = args.to or owner_of(args.file)
+    if path is None:
+        raise ConfigError(f"FILE {args.file} is not named after a checkpoint, as run.ckpt.step-20 "
+                          "is: say with --to which one it is to replace")
+    if is_one_file(args.file, path):
+        raise ConfigError(f"FILE {args.file} is {path} itself: there is nothing to restore")
+    with Checkpoint(args.file) as checkpoint, PathLock(path, "--to" if args.to else "PATH"):
+        with Progress("verifying", wanted=not args.json) as bar:
+            for _ in checkpoint.scan(progress=bar):
+                pass
+        with Progress("restoring", wanted=not args.json) as bar:
+            done = restore(checkpoint, path, progress=bar)
+        step = checkpoint.facts.step
+    record = {"path": path, "from": args.file, "global_step": step, "bytes": done.bytes,
+              "marker_removed": done.unmarked, "set_aside": [one._asdict() for one in done.aside]}
+    lines = [f"{path}: step {step} restored from {args.file}, {size(done.bytes)}; a server with "
+             "--resume goes on from it"]
+    lines += [f"set aside: step {'?' if one.step is None else one.step} as {one.path}"
+              for one in done.aside]
+    if done.unmarked:
+        lines.append("removed: the marker of a finished run")
+    _show(args, record, lines)
     return 0
 
 

@@ -7,15 +7,15 @@ lands later. The caller hears of each one exactly once.
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
-from syncer.checkpoint.atomic import WriteError
+from syncer.checkpoint.atomic import WriteError, clear_leftovers
 from syncer.checkpoint.facts import SAFETENSORS, Cut
 from syncer.checkpoint.files import FILES, RETRY_PAUSE_S, Files, Patient
+from syncer.checkpoint.history import Aside, History
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.marker import remove_marker, write_marker
 from syncer.checkpoint.writer import write_checkpoint
@@ -58,9 +58,9 @@ class _Job(NamedTuple):
 class Saver:
     """Writes the checkpoints of one run to `path`, or to where that leads as a symbolic link.
 
-    keep: the newest so many stay as hard links `<path>.step-<t>` beside the file itself. A marker
-    lies beside the name as it was given. retries: passing errors of one
-    save that are tried again. warn: told, on the lane, of what did not go well but is no failure.
+    keep: so many of those before it stay as `<path>.step-<t>` (history.py). A marker lies beside
+    the name as it was given. retries: passing errors of one save that are tried again. warn: told,
+    on the lane, of what did not go well but is no failure.
     lane: where it writes; by default a thread that it starts.
     """
 
@@ -73,7 +73,20 @@ class Saver:
         self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
         self.files, self.pause_s, self.warn = files, pause_s, warn
         self.lane = lane or Lane()
+        self.history = History(self.path, keep, files, warn)
+        self.standing: int | None = None
+        """Step of the file that stands there, if it is of this run."""
         self.jobs: deque[_Job] = deque()
+
+    def begin(self, step: int | None) -> list[Aside]:
+        """The run goes on from the file of `step`, or begins anew (None): what other processes
+        have left is put in order. Returns what was set aside. Raises OSError."""
+        files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
+        history, self.keep = History(self.path, self.keep, files, self.warn), 0
+        aside = history.settle(step, f"{self.path}.old.tmp")
+        self.keep, self.standing = history.keep, step  # nothing is counted that is of no one run
+        clear_leftovers(self.path, files)
+        return aside
 
     def save(self, kind: str, cut: Cut, done: Callable[[Outcome], None], *, mark: bool = False,
              let_go: bool = False) -> None:
@@ -110,16 +123,20 @@ class Saver:
 
     def _write(self, job: _Job) -> int:
         files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
+        step, old = job.cut.facts.step, self.standing
+        retire = partial(self._retire, old, step) if (
+            self.keep and old is not None and old < step) else None
         written = written_anew(
             lambda patient: write_checkpoint(
-                self.shown, job.cut, self.form, files=patient, direct=self.direct,
+                self.shown, job.cut, self.form, files=patient, direct=self.direct, retire=retire,
                 let_go=job.let_go and not files.left, beside=self.lane.beside), files)
+        self.standing = step
         if job.mark:
-            written_anew(lambda patient: write_marker(self.shown, job.cut.facts.step, patient),
-                         files)
-        if self.keep:
-            self._keep(job.cut.facts.step)
+            written_anew(lambda patient: write_marker(self.shown, step, patient), files)
         return written
+
+    def _retire(self, old_step: int, step: int, old: str | None) -> None:
+        self.history.take(old, old_step, step)
 
     def _retried(self, call: str, error: OSError) -> None:
         self.warn("checkpoint write tried again", {"path": self.shown, "call": call,
@@ -129,32 +146,3 @@ class Saver:
         """The run will do more steps: no marker may say otherwise. Raises `WriteError`."""
         for name in dict.fromkeys((self.shown, self.path)):
             remove_marker(name, self.files)
-
-    # ---------------------------------------------------------------------- earlier checkpoints
-    def _keep(self, step: int) -> None:
-        """Name this checkpoint by its step and drop the oldest names. The checkpoint itself is
-        safe already, so trouble here is a warning."""
-        name = f"{self.path}.step-{step}"
-        # One temporary name for all steps: what a killed process leaves goes at the next save.
-        temporary = f"{self.path}.step.tmp"
-        try:
-            with suppress(FileNotFoundError):
-                self.files.unlink(temporary)
-            self.files.link(self.path, temporary)
-            self.files.rename(temporary, name)
-            for old in self.kept(step)[self.keep :]:
-                self.files.unlink(f"{self.path}.step-{old}")
-        except OSError as error:
-            with suppress(OSError):
-                self.files.unlink(temporary)
-            self.warn("an earlier checkpoint could not be kept or dropped",
-                      {"path": name, "error": error.strerror})
-
-    def kept(self, step: int) -> list[int]:
-        """Steps up to `step` that are kept, newest first. Later ones belong to another history of
-        the run, before a resume from an older cut, and are left alone."""
-        directory, base = os.path.split(self.path)
-        form = re.compile(re.escape(base) + r"\.step-(\d+)")
-        found = [int(match[1]) for name in self.files.names(directory or ".")
-                 if (match := form.fullmatch(name))]
-        return sorted((t for t in found if t <= step), reverse=True)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from syncer.checkpoint.atomic import AtomicFile
+from syncer.checkpoint.atomic import AtomicFile, Retire
 from syncer.checkpoint.facts import SAFETENSORS, Cut, Draft
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF
@@ -67,17 +67,18 @@ class Digests:
 
 def write_checkpoint(path: str | os.PathLike[str], cut: Cut, form: str = SAFETENSORS, *,
                      files: Files = FILES, direct: bool = False, let_go: bool = False,
-                     progress: Progress | None = None,
+                     progress: Progress | None = None, retire: Retire | None = None,
                      beside: Callable[[Work, str], Work] = beside) -> int:
     """Replace `path` by the cut, whole and durable; returns the bytes of the file.
 
     let_go: empty `cut.fragments` entry by entry as they are written, so that their memory can be
-    used again. beside: runs the digests at the same time, as `lane.beside` does. Raises
-    `WriteError` with the file that was there untouched, `CheckpointError` when the format cannot
-    hold the cut.
+    used again. retire: as of `AtomicFile`. beside: runs the digests at the same time, as
+    `lane.beside` does. Raises `WriteError` with the file that was there untouched,
+    `CheckpointError` when the format cannot hold the cut.
     """
     draft = FORMAT_OF[form].draft(cut.facts)
-    with AtomicFile(path, size_bytes=draft.size, files=files, direct=direct) as file:
+    with AtomicFile(path, size_bytes=draft.size, files=files, direct=direct,
+                    retire=retire) as file:
         digests = None if draft.fill is None else Digests(cut, beside)
         try:
             _append_all(file, cut, draft, let_go=let_go, progress=progress)

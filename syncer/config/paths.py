@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PARTIAL = ("", ".tmp", ".old.tmp")
 """Of a file that is replaced as a whole: its name, the new one, and the old one meanwhile."""
-KEPT = re.compile(r"\.step(-[0-9]+)?(\.tmp)?")
+KEPT = re.compile(r"\.step(-[0-9]+)?(\.tmp)?|\.abandoned-[0-9]+\..*", re.DOTALL)
 """Behind the name of a checkpoint: earlier ones, of any step."""
 
 

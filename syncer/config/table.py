@@ -135,7 +135,7 @@ class Config:
         needs=(PLACE,), hashed=At(19, on)))
     checkpoint_keep: int = setting(default=0, row=Option(
         "checkpoint", Whole(0, 10**6),
-        "keep the newest N checkpoints as FILE.step-<t> too, as hard links", metavar="N",
+        "keep the N checkpoints before the newest one, as FILE.step-<t>", metavar="N",
         needs=(CHECKPOINT,)))
     checkpoint_retries: int = setting(default=1, row=Option(
         "checkpoint", Whole(0, 1000), "errors of one save that may pass by and are tried again",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space, clear_leftovers
+from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
 from syncer.checkpoint.files import FILES, PERMANENT, RETRY_PAUSE_S, Files, Patient
 from syncer.checkpoint.final_state import write_final_state
@@ -75,12 +75,16 @@ class Persistence:
         space it needs."""
         if self.saver is None:
             return
-        try:
-            clear_leftovers(self.saver.path, self.files)
-        except OSError as error:
-            self.log.warning("what an earlier server left could not be removed",
-                             path=self.saver.path, error=error.strerror)
         facts, path = self.facts, self.saver.shown
+        try:
+            aside = self.saver.begin(None if facts is None else facts.step)
+            if aside:
+                self.log.warning("earlier checkpoints that are no past of this run were set aside",
+                                 count=len(aside), steps=[step for step, _ in aside],
+                                 path=aside[0].path)
+        except OSError as error:
+            self.log.warning("what an earlier server left could not be put in order",
+                             path=self.saver.path, error=error.strerror)
         if self.config.checkpoint_direct:
             self._check_direct(path)
         step = 0 if facts is None else facts.step

@@ -33,7 +33,8 @@ def undisturbed(tmp_path_factory):
         learner.finish()
         learner.close()
         assert server.wait() == 0
-    return {step: (directory / f"c.step-{step}").read_bytes() for step in range(STEPS + 1)}
+    names = {step: f"c.step-{step}" for step in range(STEPS)} | {STEPS: "c"}
+    return {step: (directory / name).read_bytes() for step, name in names.items()}
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, undis
     assert path.read_bytes() == undisturbed[STEPS]
     for step in range(5, STEPS):
         assert (tmp_path / f"c.step-{step}").read_bytes() == undisturbed[step]
-    assert not (tmp_path / "c.step-4").exists()
+    assert (tmp_path / "c.step-4").exists(), "what was resumed from is the first of its past"
     first = tape_records(tape)[0]
     assert first == {"event": "resume", "step": 4, "fragments": 3, "learners": [0]}
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from syncer.checkpoint.atomic import ACCESS_LIST
 from syncer.checkpoint.facts import optimizer_facts
-from syncer.checkpoint.files import Files
+from syncer.checkpoint.files import LACKING, Files
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.marker import marker_path
 from syncer.checkpoint.reader import Checkpoint
@@ -58,6 +58,8 @@ class Disk:
         self.durable_names: dict[str, Inode] = {}
         self.locks: dict[str, SimFiles] = {}
         self.fault_chance = 0.0
+        self.gone_back = False
+        """Somebody has put an earlier checkpoint in the place of the newest."""
 
     def release(self, files: SimFiles) -> None:
         """A process is gone: its locks are free."""
@@ -243,8 +245,13 @@ class SimFiles(Files):
         del self.disk.names[path]
 
     def sync_directory(self, path: str) -> None:
-        self._call("sync_directory")
         assert path == DIRECTORY
+        try:
+            self._call("sync_directory")
+        except OSError as error:
+            if error.errno in LACKING:            # then a name is durable when it is given
+                self.disk.durable_names = dict(self.disk.names)
+            raise
         self.disk.durable_names = dict(self.disk.names)
 
     def free_bytes(self, path: str) -> int:

@@ -34,6 +34,7 @@ REQUIRED = frozenset({
     "ended with status 143", "rolled back", "resumed at a step that nobody had seen",
     "resumed at the end", "learner-budget cutoff checkpoint written", "second process of a budget",
     "ended with status 1", "ended with status 6", "saved failure",
+    "went back with restore", "went back with a copy", "set aside",
     "went on after the end", "not resumed", "not resumed with other settings", "nothing to resume",
     # who comes to the door, and what happens to the process
     *(f"stranger: {kind}" for kind in (

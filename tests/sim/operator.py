@@ -1,0 +1,73 @@
+"""What people do to a run between two of its servers: wrong settings, and steps back.
+
+Must not judge what a server does then; it looks at the earlier checkpoints that it has left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from syncer.checkpoint.history import History as Kept
+from syncer.checkpoint.reader import Checkpoint
+from syncer.checkpoint.restore import restore
+from syncer.errors import CheckpointError
+from tests.sim.disk import PATH, Disk, SimFiles
+
+if TYPE_CHECKING:
+    from tests.sim.fleet import Fleet
+
+
+def start_wrongly(fleet: Fleet, state: dict[str, Any] | None) -> None:
+    """With settings that this checkpoint cannot be resumed with: it says so, and no more."""
+    config = replace(fleet.config, resume=True, learner_budget_steps=None)
+    if state is not None:
+        others: list[dict[str, Any]] = [{"expected_island_contract": bytes(31) + b"\1"}]
+        if state["step"] > 1:
+            others.append({"total_steps": state["step"] - 1})
+        if config.checkpoint_format == "safetensors":  # which states them
+            others.append({"outer_lr": 0.25})
+            others.append({"outer_optimizer": "sgd", "outer_momentum": 0.9, "dn_period": 4,
+                           "dn_activation": 0.0} if config.outer_optimizer != "sgd"
+                          else {"outer_optimizer": "nesterov"})
+        config = replace(config, **fleet.world.rng.choice(others))
+    try:
+        fleet.start(config, faultless=True)
+    except CheckpointError:
+        fleet.marks.add("not resumed with other settings" if state else "nothing to resume")
+        return
+    raise AssertionError(f"resumed with other settings: {config}")
+
+
+def go_back(fleet: Fleet) -> None:
+    """Now and then somebody takes up an earlier checkpoint, with the command or by hand."""
+    check_kept(fleet.disk)
+    files = SimFiles(fleet.disk)
+    if any(".abandoned-" in name for name in fleet.disk.names):
+        fleet.marks.add("set aside")
+    known = [step for step in Kept(PATH, 0, files).kept() if step in fleet.history.cuts]
+    if PATH not in fleet.disk.names or not known or not fleet.world.chance(0.2):
+        return
+    fleet.disk.gone_back = True
+    name = f"{PATH}.step-{fleet.world.rng.choice(known)}"
+    if fleet.world.chance(0.5):
+        fleet.marks.add("went back with restore")
+        with Checkpoint(name, files) as checkpoint:
+            restore(checkpoint, PATH, files)
+    else:
+        fleet.marks.add("went back with a copy")
+        newest = fleet.disk.names[PATH]            # written over, as cp does
+        newest.cached[:] = fleet.disk.names[name].cached
+        newest.synced, newest.step = bytes(newest.cached), None
+    check_kept(fleet.disk)
+    fleet.disk.durable_names = dict(fleet.disk.names)
+
+
+def check_kept(disk: Disk) -> None:
+    """13: each earlier checkpoint is whole, of the step in its name, and a file of its own."""
+    files = SimFiles(disk)
+    for step in Kept(PATH, 0, files).kept():
+        name = f"{PATH}.step-{step}"
+        assert disk.names[name] is not disk.names.get(PATH), f"13: {name} is the newest one itself"
+        with Checkpoint(name, files) as checkpoint:
+            assert checkpoint.facts.step == step, f"13: {name} is of step {checkpoint.facts.step}"
