@@ -137,12 +137,12 @@ STEP step_apply(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at, 
 
 #define PIECE 4096 /* elements between two looks at the running maximum */
 
-static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t n) {
+static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t n, uint32_t most) {
     size_t lowest = n;
     for (int s = -1; s < states; s++) {
-        const float *written = s < 0 ? a->params_out : a->state_out[s];
-        size_t found = scan(written + at, n);
-        if (found < lowest) lowest = found;
+        const float *written = (s < 0 ? a->params_out : a->state_out[s]) + at;
+        for (size_t i = 0; i < lowest; i++)
+            if ((sk_bits(written[i]) & SK_ABS) > most) lowest = i;
     }
     return lowest;
 }
@@ -158,7 +158,8 @@ static inline __attribute__((always_inline)) size_t outer(enum sk_outer which, s
         uint32x4_t max = vdupq_n_u32(0);
         for (size_t j = i; j < i + length; j += 4)
             max = vmaxq_u32(max, step(&scalars, &arrays, at + j, LOAD(g + j)));
-        if (bad == n && above_finite(max)) bad = i + first_bad(a, states, at + i, length);
+        if (bad == n && vmaxvq_u32(max) > scalars.most)
+            bad = i + first_bad(a, states, at + i, length, scalars.most);
     }
     size_t found = sk_blend_portable.outer[which](o, a, at + i, g + i, n - i, 0);
     return found < n - i && bad == n ? i + found : bad;

@@ -26,11 +26,11 @@ static void rotate(float *out, const float *d, const float *m, double wu, double
     for (size_t i = 0; i < n; i++) out[i] = (float)(wu * (double)d[i] + wv * (double)m[i]) * s;
 }
 
-static inline int bad_value(float x) { return (sk_bits(x) & SK_ABS) > SK_FINITE_MAX; }
+static inline int above(float x, uint32_t most) { return (sk_bits(x) & SK_ABS) > most; }
 
 static size_t scan(const float *x, size_t n) {
     size_t i = 0;
-    while (i < n && !bad_value(x[i])) i++;
+    while (i < n && !above(x[i], SK_FINITE_MAX)) i++;
     return i;
 }
 
@@ -41,7 +41,7 @@ static size_t nesterov(const sk_outer_scalars *o, const sk_outer_arrays *a, size
     for (size_t i = 0; i < n; i++) {
         float b = o->mu * a->state[0][at + i] + g[i];
         float p = a->params[at + i] - o->lr * (g[i] + o->mu * b);
-        if ((bad_value(b) || bad_value(p)) && bad == n) bad = i;
+        if ((above(b, o->most) || above(p, o->most)) && bad == n) bad = i;
         a->state_out[0][at + i] = b;
         a->params_out[at + i] = p;
     }
@@ -54,7 +54,7 @@ static size_t sgd(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at
     size_t bad = n;
     for (size_t i = 0; i < n; i++) {
         float p = a->params[at + i] - o->lr * g[i];
-        if (bad_value(p) && bad == n) bad = i;
+        if (above(p, o->most) && bad == n) bad = i;
         a->params_out[at + i] = p;
     }
     return bad;
@@ -67,7 +67,7 @@ static size_t delayed_hold(const sk_outer_scalars *o, const sk_outer_arrays *a, 
     for (size_t i = 0; i < n; i++) {
         float b = a->state[0][at + i], sum = a->state[1][at + i] + g[i];
         float p = a->params[at + i] - o->lr * (o->k * b + g[i] / o->period);
-        if ((bad_value(b) || bad_value(sum) || bad_value(p)) && bad == n) bad = i;
+        if ((above(b, o->most) || above(sum, o->most) || above(p, o->most)) && bad == n) bad = i;
         a->state_out[0][at + i] = b;
         a->state_out[1][at + i] = sum;
         a->params_out[at + i] = p;
@@ -83,7 +83,7 @@ static size_t delayed_apply(const sk_outer_scalars *o, const sk_outer_arrays *a,
         float sum = a->state[1][at + i] + g[i];
         float b = o->mu * a->state[0][at + i] + sum / o->period;
         float p = a->params[at + i] - o->lr * (o->k * b + g[i] / o->period);
-        if ((bad_value(b) || bad_value(p)) && bad == n) bad = i;
+        if ((above(b, o->most) || above(p, o->most)) && bad == n) bad = i;
         a->state_out[0][at + i] = b;
         a->state_out[1][at + i] = 0.0f;
         a->params_out[at + i] = p;

@@ -70,8 +70,8 @@ static inline __m256i magnitude(__m256 x) {
     return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(SK_ABS));
 }
 
-static inline int above_finite(__m256i max_abs) {
-    __m256i limit = _mm256_set1_epi32((int)SK_FINITE_MAX);
+static inline int above(__m256i max_abs, uint32_t most) {
+    __m256i limit = _mm256_set1_epi32((int)most);
     return _mm256_movemask_epi8(_mm256_cmpgt_epi32(max_abs, limit)) != 0;
 }
 
@@ -80,7 +80,7 @@ static size_t scan(const float *x, size_t n) {
     for (; i + 32 <= n; i += 32) {
         __m256i a = _mm256_max_epu32(magnitude(LOAD(x + i)), magnitude(LOAD(x + i + 8)));
         __m256i b = _mm256_max_epu32(magnitude(LOAD(x + i + 16)), magnitude(LOAD(x + i + 24)));
-        if (above_finite(_mm256_max_epu32(a, b))) break;
+        if (above(_mm256_max_epu32(a, b), SK_FINITE_MAX)) break;
     }
     return i + sk_blend_portable.scan(x + i, n - i);
 }
@@ -143,12 +143,12 @@ INLINE __m256i step_apply(const sk_outer_scalars *o, const sk_outer_arrays *a, s
 
 #define PIECE 4096 /* elements between two looks at the running maximum */
 
-static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t n) {
+static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t n, uint32_t most) {
     size_t lowest = n;
     for (int s = -1; s < states; s++) {
-        const float *written = s < 0 ? a->params_out : a->state_out[s];
-        size_t found = scan(written + at, n);
-        if (found < lowest) lowest = found;
+        const float *written = (s < 0 ? a->params_out : a->state_out[s]) + at;
+        for (size_t i = 0; i < lowest; i++)
+            if ((sk_bits(written[i]) & SK_ABS) > most) lowest = i;
     }
     return lowest;
 }
@@ -173,7 +173,8 @@ INLINE size_t outer(enum sk_outer which, step_fn step, int states, const sk_oute
         else
             for (size_t j = i; j < i + length; j += 8)
                 max = _mm256_max_epu32(max, step(&scalars, &arrays, at + j, LOAD(g + j), 0));
-        if (bad == n && above_finite(max)) bad = i + first_bad(a, states, at + i, length);
+        if (bad == n && above(max, scalars.most))
+            bad = i + first_bad(a, states, at + i, length, scalars.most);
     }
     if (stream) _mm_sfence();
     size_t found = sk_blend_portable.outer[which](o, a, at + i, g + i, n - i, 0);

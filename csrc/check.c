@@ -122,7 +122,7 @@ static void golden_outer(check *c, float **v, int threads) {
     for (int outer = 0; outer < SK_OUTERS; outer++) {
         const float mu = 0.9f;
         double factor = outer == SK_OUTER_DELAYED_APPLY ? 1.0 - 0.25 * 2 + 0.25 : 0.25;
-        sk_outer_scalars scalars = {0.7f, mu, 2.0f, (float)(factor * (double)mu)};
+        sk_outer_scalars scalars = {0.7f, mu, 2.0f, (float)(factor * (double)mu), SK_FINITE_MAX};
         noise(v[OUT3], 4, GOLDEN_N); /* the accumulator, updated in place */
         sk_outer_arrays arrays = {v[PARAMS], {v[MOM], v[OUT3]}, v[OUT], {v[OUT2], v[OUT3]}};
         if (sk_outer_step(outer, &scalars, &arrays, v[AVG], GOLDEN_N, threads) != -1)
@@ -298,8 +298,8 @@ static void compare_codec(check *c, const sk_codec_variant *v, const sk_codec_va
 
 /* w: 0 params, 1 momentum, 2 accumulator, 3..5 outputs, 6 gradient, 7..9 outputs of portable. */
 static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_variant *ref,
-                          size_t n, float **w) {
-    const sk_outer_scalars scalars = {0.7f, 0.9f, 3.0f, 0.225f};
+                          size_t n, float **w, uint32_t most) {
+    const sk_outer_scalars scalars = {0.7f, 0.9f, 3.0f, 0.225f, most};
     const sk_outer_arrays ours = {w[0], {w[1], w[2]}, w[3], {w[4], w[5]}};
     const sk_outer_arrays theirs = {w[0], {w[1], w[2]}, w[7], {w[8], w[9]}};
     for (int outer = 0; outer < SK_OUTERS; outer++) {
@@ -343,9 +343,16 @@ static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_va
     SAME("shrink in place", k->shrink(out, out, w[3], -0.21f, n));
     SAME("rotate in place", k->rotate(out, out, w[3], 0.8123, -0.2511, 1.37f, n));
 #undef SAME
-    compare_outer(c, v, ref, n, w);
-    if (n) w[6][next(c) % n] = sk_float(0x7F7FFFFFu); /* 0.9*b overflows only with this one */
-    compare_outer(c, v, ref, n, w);
+    compare_outer(c, v, ref, n, w, SK_FINITE_MAX);
+    if (n) { /* what f32 holds and bf16 does not: untouched by the step, and just above */
+        size_t i = next(c) % n;
+        w[0][i] = sk_float(SK_BF16_MAX + 1);
+        w[1][i] = w[2][i] = w[6][i] = 0.0f;
+    }
+    compare_outer(c, v, ref, n, w, SK_FINITE_MAX);
+    compare_outer(c, v, ref, n, w, SK_BF16_MAX);
+    if (n) w[6][next(c) % n] = sk_float(SK_FINITE_MAX); /* 0.9*b overflows only with this one */
+    compare_outer(c, v, ref, n, w, SK_FINITE_MAX);
     fill(c, w[0], n, 2);
     if (v->scan(w[0], n) != ref->scan(w[0], n)) sk_check_failed(c, "finite scan", n);
     for (int i = 0; i < WORDS; i++) give_back(c, w[i]);

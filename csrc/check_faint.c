@@ -103,7 +103,7 @@ static void faint_outer(check *c, float **v, int threads) {
              "8a1ad45201cb5456292affebde63d8772b1d09fb7c218b88cf01f52ed25ed446"},
     };
     const size_t bytes = FAINT_N * sizeof(float);
-    const sk_outer_scalars scalars = {0.7f, 0.9f, 3.0f, 0.225f};
+    const sk_outer_scalars scalars = {0.7f, 0.9f, 3.0f, 0.225f, SK_FINITE_MAX};
     for (int outer = 0; outer < SK_OUTERS; outer++) {
         for (uint64_t i = 0; i < 4; i++) faint(v[i], 26 + i, FAINT_N, i != 1);
         const sk_outer_arrays arrays = {v[0], {v[1], v[2]}, v[4], {v[5], v[6]}};

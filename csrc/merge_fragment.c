@@ -129,13 +129,13 @@ static void finish_length(void *context, const sm_task *task) {
 
 /* ------------------------------------------------------------------ step */
 
-/* Several threads may find one; the lowest tensor is told, so that the sentence is the same for
- * every thread count. A lock is no cost where it is taken at most once per broken block. */
-static void note_bad(sm_merge_job *job, size_t tensor) {
+/* Several threads may find one; the lowest is told, so that it is the same for every thread count. A
+ * lock is no cost where it is taken at most once per broken block. */
+static void note_bad(sm_merge_job *job, size_t element) {
 #ifdef _OPENMP
 #pragma omp critical(sm_note_bad)
 #endif
-    if (tensor < job->bad_tensor) job->bad_tensor = tensor;
+    if (element < job->bad) job->bad = element;
 }
 
 /* The merged gradient of [at, at+n), n <= SK_BLOCK, into `merged`.
@@ -186,7 +186,7 @@ static void pass_step(void *context, const sm_task *task, size_t block, size_t b
             good = blend->outer[job->outer](&job->scalars, &job->arrays, at, merged, n,
                                             job->stream);
         }
-        if (good != n) note_bad(job, task->tensor);
+        if (good != n) note_bad(job, at + good);
         if (job->stats != NULL) sm_stats_of_step(job, at, n, row, merged);
     }
 }
@@ -214,7 +214,7 @@ static void merge_tensor(void *context, const sm_task *task) {
 }
 
 void sm_merge(sm_merge_job *job) {
-    job->bad_tensor = SIZE_MAX;
+    job->bad = SIZE_MAX;
     sm_each_tensor(&job->crew, merge_tensor, job);
     job->sumsq = sm_total(job->crew.plan, job->merged_sums);
 }

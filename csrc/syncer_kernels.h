@@ -125,9 +125,13 @@ int64_t sk_scan(const float *x, size_t n, int threads); /* first non-finite */
 /* Scalars of the outer optimizers; each uses those it needs. */
 typedef struct {
     float lr, mu;
-    float period; /* Delayed Nesterov: N */
-    float k;      /* Delayed Nesterov: factor of the momentum in the step, rounded once */
+    float period;  /* Delayed Nesterov: N */
+    float k;       /* Delayed Nesterov: factor of the momentum in the step, rounded once */
+    uint32_t most; /* bits of the largest magnitude that may be written: SK_FINITE_MAX, or less */
 } sk_outer_scalars;
+
+#define SK_FINITE_MAX 0x7F7FFFFFu /* bits of the largest finite |x| */
+#define SK_BF16_MAX 0x7F7F7FFFu   /* bits of the largest |x| that is still finite as bf16 */
 
 /* Arrays of one outer step. state: 0 momentum, 1 accumulator; those an optimizer does not keep may
  * be NULL. Inputs and outputs may be the same arrays (in place). */

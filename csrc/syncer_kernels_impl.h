@@ -26,7 +26,6 @@ _Static_assert(sizeof(1.0) == sizeof(double), "no -fsingle-precision-constant");
 #define SK_LANES 8 /* f64 lanes inside a block of the blocked sum */
 #define SK_SIGN 0x80000000u
 #define SK_ABS 0x7FFFFFFFu
-#define SK_FINITE_MAX 0x7F7FFFFFu /* bits of the largest finite |x| */
 
 /* ------------------------------------------------------------------ variant tables */
 
@@ -54,7 +53,7 @@ typedef struct {
 } sk_codec_variant;
 
 /* Elements [at, at+n) of all arrays; g points at element `at`. Returns the first index of the range
- * (0 = element `at`) where a written value is not finite, or n. */
+ * (0 = element `at`) where a written value is above scalars->most, or n. */
 typedef size_t (*sk_outer_fn)(const sk_outer_scalars *scalars, const sk_outer_arrays *arrays,
                               size_t at, const float *g, size_t n, int stream);
 

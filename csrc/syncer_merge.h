@@ -117,12 +117,12 @@ typedef struct {
     int stream; /* the outer step writes past the cache: for outputs that would not stay in it */
     double *merged_sums; /* [blocks] out: block sums of the merged gradient's squares */
     double *stats;       /* NULL, or out: [3 * pushes.learners + SM_STATS][blocks] */
-    size_t bad_tensor;   /* out: first tensor with a value that is not finite, or SIZE_MAX */
+    size_t bad;          /* out: first element with a value above scalars.most, or SIZE_MAX */
     double sumsq;        /* out: sum over the tensors of their blocked sums, in tensor order */
 } sm_merge_job;
 
 /* Merges and takes the outer step. The inputs are only read; params_out and state_out are written
- * whole, and are to be thrown away when bad_tensor is set. */
+ * whole, and are to be thrown away when bad is set. */
 void sm_merge(sm_merge_job *job);
 
 /* ------------------------------------------------------------------ add to a fold */

@@ -66,6 +66,12 @@ MEANINGS = {
     "rebound outstanding pull": "a new connection takes the place of the one that died",
     "late joiner pulled into open round": "a learner that came in the middle takes part at once",
     "recovery replay": "the catch-up of a learner again, because its older connection died late",
+    "contribution left out: the merge would not be finite":
+        "a learner's training has blown up; the others are merged without it, see merge.md",
+    "nothing finite is left to merge: new attempt":
+        "the round is gathered again; `--nonfinite-limit` of them in a row end the run",
+    "momentum begins anew: it alone is more than finite":
+        "values as large as this come from a learner that has blown up; see merge.md",
     "quorum timeout: new frozen-membership attempt":
         "too few answered in time: the round begins again with those who are there",
     "quorum timeout: relaunch deferred, too few learners":

@@ -53,7 +53,11 @@ class ToyDriver:
     def feed(self, now_ns: int, event) -> list:
         """One event in, its actions carried out and returned."""
         if isinstance(event, ev.MergeDone) and event.step in self.merging:
-            self.results[event.step] = self.merge(self.merging.pop(event.step))
+            job = self.merging.pop(event.step)
+            if event.nothing_left:
+                self.folds.pop(event.step, None)
+            else:
+                self.results[event.step] = self.merge(job, {d.position for d in event.dropped})
         self.watch.event(event)
         actions = self.scheduler.step(now_ns, event)
         for action in actions:
@@ -81,10 +85,11 @@ class ToyDriver:
             self.versions[action.fragment] = action.step
             self.to_sync += [action.step] if action.step < self.config.total_steps else []
 
-    def merge(self, job: act.StartMerge) -> float:
+    def merge(self, job: act.StartMerge, dropped: set[int]) -> float:
         values = self.folds.pop(job.step, None)
         if values is None:
-            values = [(c, c.payload.value) for c in job.contributions]
+            values = [(c, c.payload.value) for i, c in enumerate(job.contributions)
+                      if i not in dropped]
         total = sum(c.weight for c, _ in values)
         moved = sum(c.weight * value for c, value in values)
         return self.values[job.fragment] + (moved / total if total > 0 else 0.0)

@@ -51,6 +51,8 @@ class Watch:
         self.folds: dict = {}
         self.origins: dict = {}
         self.merged: set = set()
+        self.computing: dict = {}
+        self.again: set = set()
         self.first_step = scheduler.global_step + 1
         self.parked: set = set()
         self.exit: act.Exit | None = None
@@ -77,8 +79,16 @@ class Watch:
             save = self.saves.pop()
             if event.error is None and save.kind is not act.SaveKind.FINAL_STATE:
                 self.durable = save.step
+        elif isinstance(event, ev.MergeDone) and event.nothing_left:
+            self.nothing_left(event.step)
         elif isinstance(event, ev.FinalAck) and event.step == self.config.total_steps:
             self.acknowledged |= {(event.learner, event.generation)} & self.eligible
+
+    def nothing_left(self, step):
+        """9.7: a merge without a result has merged nothing, and its round may gather again."""
+        del self.merging[step]
+        self.merged -= self.computing[step]
+        self.again.add(step)
 
     def actions(self, actions):
         """After the scheduler has answered an event with these actions."""
@@ -129,7 +139,9 @@ class Watch:
     def deadlines(self, round):
         """6: nothing but a new attempt moves the base, the launch time or an armed grace."""
         key = (round.step, round.attempt)
-        if round.attempt > 1 and key not in self.attempts:
+        if key not in self.attempts and round.step in self.again:
+            self.again.remove(round.step)
+        elif round.attempt > 1 and key not in self.attempts:
             due, armed_ns = self.waited[round.step]
             assert armed_ns == 2**63 - 1, f"14: {round} was launched again after quorum"
             assert self.scheduler.now_ns >= due, f"12: {round} was launched again too early"
@@ -200,6 +212,7 @@ class Watch:
             pushes = [(self.origins[id(c.payload)], c) for c in action.contributions]
         for push, contribution in pushes:
             self.merged_once(push, contribution)
+        self.computing[action.step] = {push for push, _ in pushes}
         round = self.scheduler.rounds[action.step]
         assert decide(round, self.config, self.scheduler.now_ns) == "CLOSE", f"{round} too early"
         assert action.step not in self.merging, f"2: step {action.step} merged twice"
@@ -240,6 +253,7 @@ class Watch:
     def on_publish(self, action):
         assert action.step == self.published + 1, f"1: {action} after {self.published}"
         assert self.merging[action.step].fragment == action.fragment
+        del self.computing[action.step]
         self.published = action.step
 
     def on_broadcast(self, action):

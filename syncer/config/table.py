@@ -304,6 +304,10 @@ class Config:
         "merge", ROBUST,
         "avg fragments: element-wise median, or mean without the F lowest and highest",
         metavar="median|trimmed-mean:F", unset="weighted mean", hashed="by name"))
+    nonfinite_limit: int = setting(default=10, row=Option(
+        "merge", Whole(1, U32),
+        "attempts of a fragment in a row that leave nothing finite to merge, after which the run "
+        "ends", metavar="N"))
     merge_stats: bool = setting(default=False, row=Option(
         "merge", SWITCH, "add numbers that explain each merge to its record on the event tape",
         needs=(TAPE,)))

@@ -112,6 +112,15 @@ class CaughtUp(NamedTuple):
     """Version of each fragment that a pull comes behind: sent, or queued before it."""
 
 
+class Dropped(NamedTuple):
+    """A contribution that the merge went on without, since its result would not be finite."""
+
+    position: int
+    """In the contributions of the `StartMerge`."""
+    element: int
+    """First element of the fragment of which the result was not finite with it."""
+
+
 class MergeDone(NamedTuple):
     """A worker finished `StartMerge`: the result waits, unpublished, under its step."""
 
@@ -119,6 +128,12 @@ class MergeDone(NamedTuple):
     compute_ns: int
     gnorm: float
     error: str | None = None
+    """Why there is no result."""
+    dropped: tuple[Dropped, ...] = ()
+    nothing_left: bool = False
+    """There is none because nothing finite is left: the round may be tried again."""
+    restarted: bool = False
+    """The momentum alone would have made it infinite, and began anew."""
 
 
 class Synced(NamedTuple):

@@ -90,7 +90,8 @@ cdef int check_rounds(Scheduler s) except -1:
             gathering.append(round)
             check_gathering(s, round)
         else:
-            demand(len(round.contributions) > 0, "a closed round has contributions", round)
+            demand(len(round.contributions) > 0 or round.error is not None,
+                   "a closed round has contributions", round)
     demand(gathering == s.gathering, "the gathering rounds are listed in step order", s.gathering)
     return 0
 

@@ -1,23 +1,27 @@
 # C surface of csrc/syncer_merge.h: the jobs of one fragment. Declarations only; the contract stands
 # in the header. Must not hold code: whoever cimports it links nothing.
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 
 cdef extern from "syncer_kernels.h" nogil:
     enum:
         SK_BLOCK
+        SK_FINITE_MAX
+        SK_BF16_MAX
         SK_OUTER_NESTEROV
         SK_OUTER_SGD
         SK_OUTER_DELAYED_HOLD
         SK_OUTER_DELAYED_APPLY
 
-    # Scalars of the outer optimizers: lr and mu; period (N) and k for Delayed Nesterov only.
+    # Scalars of the outer optimizers: lr and mu; period (N) and k for Delayed Nesterov only; most,
+    # the bits of the largest magnitude that may be written.
     ctypedef struct sk_outer_scalars:
         float lr
         float mu
         float period
         float k
+        uint32_t most
 
     # state: 0 momentum, 1 accumulator; arrays that an optimizer does not keep may be NULL.
     ctypedef struct sk_outer_arrays:
@@ -94,7 +98,7 @@ cdef extern from "syncer_merge.h" nogil:
         int stream
         double* merged_sums
         double* stats
-        size_t bad_tensor
+        size_t bad
         double sumsq
 
     ctypedef struct sm_fold_job:

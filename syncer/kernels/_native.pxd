@@ -4,6 +4,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from syncer.kernels._merge cimport (
+    SK_FINITE_MAX,
     SK_OUTER_DELAYED_APPLY,
     SK_OUTER_DELAYED_HOLD,
     SK_OUTER_NESTEROV,

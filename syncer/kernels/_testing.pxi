@@ -134,14 +134,14 @@ def nesterov(params, momentum, g, double lr, double mu, out_params, out_momentum
     """b = mu*b + g; p = p - lr*(g + mu*b), all f32; outputs may be the inputs.
 
     Returns the index of the first element whose new value is not finite, or -1."""
-    cdef sk_outer_scalars scalars = [sk_float_of(lr), sk_float_of(mu), 1.0, 0.0]
+    cdef sk_outer_scalars scalars = [sk_float_of(lr), sk_float_of(mu), 1.0, 0.0, SK_FINITE_MAX]
     return outer_step(SK_OUTER_NESTEROV, &scalars, _Buffers(), params, g, out_params,
                       (momentum,), (out_momentum,), threads)
 
 
 def sgd(params, g, double lr, out_params, threads=1):
     """p = p - lr*g in f32; out_params may be params. Returns like `nesterov`."""
-    cdef sk_outer_scalars scalars = [sk_float_of(lr), 0.0, 1.0, 0.0]
+    cdef sk_outer_scalars scalars = [sk_float_of(lr), 0.0, 1.0, 0.0, SK_FINITE_MAX]
     return outer_step(SK_OUTER_SGD, &scalars, _Buffers(), params, g, out_params, (), (), threads)
 
 
@@ -153,7 +153,7 @@ def delayed_nesterov(params, momentum, accumulator, g, double lr, double mu, int
     cdef float mu32 = sk_float_of(mu)
     cdef double factor = (1.0 - c * period + c) if apply else c
     cdef sk_outer_scalars scalars = [sk_float_of(lr), mu32, <float>period,
-                                     sk_float_of(factor * <double>mu32)]
+                                     sk_float_of(factor * <double>mu32), SK_FINITE_MAX]
     if period < 1 or not 0.0 <= c <= 1.0 / period:
         raise ValueError(f"period, c: expected period >= 1 and 0 <= c <= 1/period, "
                          f"found {period} and {c}")

@@ -11,6 +11,8 @@ STEP_SGD: int
 STEP_DELAYED_HOLD: int
 STEP_DELAYED_APPLY: int
 STEP_NONE: int
+FINITE_F32: int
+FINITE_BF16: int
 
 @final
 class FoldSums:
@@ -39,6 +41,7 @@ def run(
     fold: FoldSums | None = None,
     fold_scale: float = 1.0,
     stats: bool = False,
+    most: int = ...,
 ) -> tuple[float, int, Statistics | None]: ...
 def add(
     fold: FoldSums,

@@ -7,7 +7,7 @@ job computes stands in csrc/syncer_merge.h.
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT
 from cpython.buffer cimport PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport sqrt
-from libc.stdint cimport SIZE_MAX
+from libc.stdint cimport SIZE_MAX, uint32_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset, strcmp
 
@@ -15,7 +15,9 @@ cimport cython
 
 from syncer.kernels cimport _native
 from syncer.kernels._merge cimport (
+    SK_BF16_MAX,
     SK_BLOCK,
+    SK_FINITE_MAX,
     SK_OUTER_DELAYED_APPLY,
     SK_OUTER_DELAYED_HOLD,
     SK_OUTER_NESTEROV,
@@ -42,6 +44,11 @@ STEP_SGD = SK_OUTER_SGD
 STEP_DELAYED_HOLD = SK_OUTER_DELAYED_HOLD
 STEP_DELAYED_APPLY = SK_OUTER_DELAYED_APPLY
 STEP_NONE = -1
+
+# Bits of the largest magnitude that a result may have: as f32, and so that bf16 does not round it
+# to infinity.
+FINITE_F32 = SK_FINITE_MAX
+FINITE_BF16 = SK_BF16_MAX
 
 cdef enum:
     # Outputs beyond this leave the cache before anything reads them; writing past it spares the
@@ -279,7 +286,7 @@ cdef class _Norms(_Call):
 def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not None,
         tuple state, Buffer params_out not None, tuple state_out, int outer, scalars,
         heloco=None, clip=None, int trim=-1, merged=None, FoldSums fold=None,
-        double fold_scale=1.0, bint stats=False):
+        double fold_scale=1.0, bint stats=False, uint32_t most=SK_FINITE_MAX):
     """Merges one fragment and takes its outer step into the output buffers. Releases the GIL.
 
     mode: 0 avg, 1 rda. gradients: f32 arrays of plan.numel elements, in learner order; weights: f64
@@ -290,10 +297,10 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
     STEP_NONE writes the merged gradient itself to params_out. scalars: (lr, mu, period, k), rounded
     to f32 here. heloco: (c_ok, k_s, k_d, beta_max, kappa, eps) or None. clip: a factor for each
     gradient, rounded to f32, or None. trim: avg only; -1, or the mean of each element without its
-    `trim` lowest and highest values.
+    `trim` lowest and highest values. most: a FINITE_ constant.
 
-    Returns (gnorm, bad_tensor, statistics): gnorm is the norm of the merged gradient, f64;
-    bad_tensor the first tensor with a result that is not finite, or -1 (with one, the outputs hold
+    Returns (gnorm, bad, statistics): gnorm is the norm of the merged gradient, f64; bad the first
+    element of which a result is above `most` or no number, or -1 (with one, the outputs hold
     rubbish); statistics None, or ([(d.d, d.merged, d.m, (kept, shrunk, rotated elements)) per
     learner], [m.m, m.merged, step.step]).
     Raises ValueError for arrays of another size or dtype, before anything is written.
@@ -309,7 +316,7 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
         raise ValueError(f"{len(gradients)} gradients are too few to drop {trim} at each end")
     if fold is not None and fold.plan is not plan:
         raise ValueError("the fold belongs to another fragment")
-    job.mode, job.trim = mode, trim
+    job.mode, job.trim, job.scalars.most = mode, trim, most
     call.step(params, state, params_out, state_out, outer, scalars)
     job.pushes.learners = len(gradients)
     job.pushes.gradient = call.hold(gradients if merged is None else [*gradients, merged])
@@ -329,7 +336,7 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
         job.fold, job.fold_scale, job.weight_sum = &fold.sums, fold_scale, fold.weight_sum
     with nogil:
         _native.merge_fragment(job)
-    bad = -1 if job.bad_tensor == SIZE_MAX else <Py_ssize_t>job.bad_tensor
+    bad = -1 if job.bad == SIZE_MAX else <Py_ssize_t>job.bad
     return sqrt(job.sumsq), bad, (call.statistics() if stats else None)
 
 

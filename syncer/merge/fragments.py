@@ -14,17 +14,26 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
 
-from syncer.errors import ConfigError, InvariantViolation, NumericsError
+from syncer.errors import ConfigError, InvariantViolation
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, Layout
 from syncer.merge import engine
 from syncer.merge.buffers import Buffer, BufferPool
 from syncer.merge.correction import checked
+from syncer.merge.finite import Excluded, NothingFinite, worst
 from syncer.merge.folds import ExactFold, Fold, FoldOptions, Member, StreamingFold
 from syncer.merge.iso import flatten_all
 from syncer.merge.loans import Loans
 from syncer.merge.optimizers import Optimizer, Scalars, optimizer
 from syncer.merge.plan import Plan
-from syncer.merge.robust import ClipNorm, Robust, checked_clip, checked_robust, clip_factors, trim
+from syncer.merge.robust import (
+    ClipNorm,
+    Robust,
+    checked_clip,
+    checked_robust,
+    clip_factors,
+    least,
+    trim,
+)
 from syncer.merge.stats import LearnerSums, Statistics, explain
 from syncer.merge.versions import FragmentVersion, Prepared, floats
 from syncer.ranges import DELTA_CORRECTION, FOLD, HelocoConstants, OuterConstants
@@ -59,6 +68,7 @@ class _Step(TypedDict):
     state_out: tuple[Buffer, ...]
     scalars: Scalars
     stats: bool
+    most: int
 
 
 class FragmentStore:
@@ -66,7 +76,8 @@ class FragmentStore:
 
     layout: `layout.Layout`. lr, momentum: of the outer step, used as f32. threads: most
     threads of one merge; every count gives the same bits. delta_correction: "none" or "heloco".
-    clip_norm, robust: see robust.py. merge_stats: every `Prepared` explains itself.
+    clip_norm, robust: see robust.py. merge_stats: every `Prepared` explains itself. bf16: the
+    parameters have to be finite as bf16, too.
     Raises ConfigError for an unknown merge mode or setting.
 
     Large: it holds all that an outer step is set up with, so that a caller names a fragment and a
@@ -77,7 +88,7 @@ class FragmentStore:
                  outer_optimizer: str = "nesterov", dn_period: int = 4,
                  dn_activation: float = 0.0, delta_correction: str = "none",
                  heloco: HelocoConstants | None = None, clip_norm: ClipNorm = None,
-                 robust: Robust = None, merge_stats: bool = False):
+                 robust: Robust = None, merge_stats: bool = False, bf16: bool = False):
         for p, f in enumerate(layout.fragments):
             if f.merge_mode not in MERGE_MODES:
                 raise ConfigError(f"fragment {p}: merge mode {f.merge_mode} is not known; use avg "
@@ -96,6 +107,7 @@ class FragmentStore:
         self._clip_norm = checked_clip(clip_norm)
         self._robust = checked_robust(robust)
         self._stats = merge_stats
+        self._most = engine.FINITE_BF16 if bf16 else engine.FINITE_F32
         self._threads = threads
         self._plans = [Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
@@ -158,19 +170,70 @@ class FragmentStore:
         """Merges the contributions and takes the outer step, into buffers nobody can see.
 
         Learner order is ascending (learner, generation) whatever order they come in. The gradients
-        are only read. Raises NumericsError naming fragment, tensor index and learners if any result
-        is not finite, and then nothing has changed; ValueError for a gradient of another size.
+        are only read. What would make a result infinite is left out (see finite.py): the result is
+        that of the others alone. Raises NothingFinite naming the fragment and learners if nothing
+        is left, and then nothing has changed; ValueError for a gradient of another size.
         """
         ordered = sorted(contributions, key=lambda c: (c[0], c[1]))
-        gradients = [c[3] for c in ordered]
-        source: _Source = {"gradients": gradients, "weights": [c[2] for c in ordered],
+        left = list(range(len(ordered)))
+        excluded: list[Excluded] = []
+        restarted = False
+        while True:
+            source = self._source(fragment, [ordered[i] for i in left])
+            members = [(ordered[i][0], ordered[i][1]) for i in left]
+            prepared, element = self._prepare(fragment, step, members, source, restarted=restarted)
+            if prepared is not None:
+                prepared.excluded, prepared.restarted = tuple(excluded), restarted
+                return prepared
+            if not excluded and not restarted and not self._stands(fragment):
+                restarted = True
+                continue
+            index = self._to_blame(fragment, element, source)
+            if index is not None:
+                excluded.append(Excluded(left.pop(index), element))
+            if index is None or len(left) < least(self._robust):
+                raise NothingFinite(
+                    self._not_finite(fragment, element, [c[:2] for c in ordered]), excluded)
+
+    def _source(self, fragment: int, contributions: Sequence[Contribution]) -> _Source:
+        """These contributions, and all that is done to each of them."""
+        gradients = [c[3] for c in contributions]
+        source: _Source = {"gradients": gradients, "weights": [c[2] for c in contributions],
                            "heloco": self._heloco}
         if self._clip_norm is not None:
             lengths = engine.norms(self._plans[fragment], gradients)
             source["clip"] = clip_factors(self._clip_norm, lengths) if gradients else None
         if self.layout.fragments[fragment].merge_mode == AVG:
             source["trim"] = trim(self._robust, len(gradients)) if gradients else -1
-        return self._prepare(fragment, step, [(c[0], c[1]) for c in ordered], source)
+        return source
+
+    def _to_blame(self, fragment: int, element: int, source: _Source) -> int | None:
+        """Which of the gradients is dropped for a bad value there; None if no one can be."""
+        first = 0
+        for numel in self.layout.fragments[fragment].numels:
+            if element < first + numel:
+                break
+            first += numel
+        gradients = source["gradients"]
+        factors = [1.0] * len(gradients) if source.get("trim", -1) >= 0 else source["weights"]
+        clip = source.get("clip") or [1.0] * len(gradients)
+        return worst(gradients, [f * c for f, c in zip(factors, clip, strict=True)], first,
+                     first + numel)
+
+    def _zeros(self, base: FragmentVersion) -> tuple[Buffer, ...]:
+        """Optimizer state as at the beginning."""
+        return tuple(self._pool.take(len(buffer), zero=True) for buffer in base.buffers[1:])
+
+    def _stands(self, fragment: int) -> bool:
+        """Is the step finite when only zeros are merged?"""
+        base, plan = self.current(fragment), self._plans[fragment]
+        kernel, scalars = self._optimizer.step(self._constants, base.commits)
+        outputs = [self._pool.take(plan.numel) for _ in range(self._arrays)]
+        return engine.run(
+            plan, mode=AVG, gradients=[], weights=[], most=self._most,
+            merged=self._pool.take(plan.numel, zero=True), params=base.buffers[0],
+            state=base.buffers[1:], params_out=outputs[0], state_out=tuple(outputs[1:]),
+            outer=kernel, scalars=scalars)[1] < 0
 
     def fold(self, fragment: int, kind: str, roster: Sequence[int] = ()) -> Fold:
         """Opens the fold of a round: "streaming", or "exact" over the learners of `roster`.
@@ -207,7 +270,8 @@ class FragmentStore:
         """Merges what was folded, like `prepare` a batch, and closes the fold.
 
         Raises NumericsError `fold incomplete` for an exact fold that closes short, or one without a
-        push; InvariantViolation if it is closed, or its fragment has another version by now.
+        push; NothingFinite, without naming anybody, if the result is not finite;
+        InvariantViolation if it is closed, or its fragment has another version by now.
         """
         sums = fold.open_sums()
         fold.check_complete()
@@ -217,18 +281,23 @@ class FragmentStore:
                 f"the fold of fragment {fold.fragment} was opened at version {fold.base}, "
                 f"which is {current} by now")
         source: _Source = {"gradients": [], "weights": [], "fold": sums, "fold_scale": fold.scale}
-        prepared = self._prepare(fold.fragment, step, fold.members, source, fold.stats)
+        prepared, element = self._prepare(fold.fragment, step, fold.members, source,
+                                          folded=fold.stats)
+        if prepared is None:
+            raise NothingFinite(self._not_finite(fold.fragment, element, fold.members))
         fold.close()
         return prepared
 
     def _prepare(self, fragment: int, step: int, members: Sequence[Member], source: _Source,
-                 folded: list[LearnerSums] | None = None) -> Prepared:
+                 *, folded: list[LearnerSums] | None = None,
+                 restarted: bool = False) -> tuple[Prepared | None, int]:
+        """The merge and -1, or None and the first element of which a result is not finite."""
         base = self.current(fragment)
         plan = self._plans[fragment]
         outputs = [self._pool.take(plan.numel) for _ in range(self._arrays)]
-        gnorm, bad, sums = self._run(base, outputs, source)
+        gnorm, bad, sums = self._run(base, outputs, source, restarted)
         if bad >= 0:
-            raise self._not_finite(fragment, bad, members)
+            return None, bad
         stats = None
         if sums is not None:
             mu = self._constants.momentum if self._optimizer.name == "nesterov" else None
@@ -236,16 +305,18 @@ class FragmentStore:
                             plan.numel, mu)
         result = FragmentVersion(fragment, step, base.commits + 1, self._optimizer.state, outputs)
         self._loans.lend(self._arrays)
-        return Prepared(step, gnorm, base, result, stats)
+        return Prepared(step, gnorm, base, result, stats), -1
 
-    def _run(self, base: FragmentVersion, outputs: list[Buffer],
-             source: _Source) -> tuple[float, int, Statistics | None]:
+    def _run(self, base: FragmentVersion, outputs: list[Buffer], source: _Source,
+             restarted: bool) -> tuple[float, int, Statistics | None]:
         layout = self.layout.fragments[base.fragment]
         plan = self._plans[base.fragment]
         kernel, scalars = self._optimizer.step(self._constants, base.commits)
         common: _Step = {
-            "params": base.buffers[0], "state": base.buffers[1:], "params_out": outputs[0],
-            "state_out": tuple(outputs[1:]), "scalars": scalars, "stats": self._stats}
+            "params": base.buffers[0], "params_out": outputs[0],
+            "state": self._zeros(base) if restarted else base.buffers[1:],
+            "state_out": tuple(outputs[1:]), "scalars": scalars, "stats": self._stats,
+            "most": self._most}
         if layout.merge_mode != ISO:
             return engine.run(plan, mode=layout.merge_mode, outer=kernel, **source, **common)
         gnorm, bad, first = engine.run(plan, mode=AVG, outer=engine.STEP_NONE, **source, **common)
@@ -262,14 +333,11 @@ class FragmentStore:
                     for before, after in zip(first[0], sums[0], strict=True)], sums[1]
         return gnorm, bad, sums
 
-    def _not_finite(self, fragment: int, tensor: int,
-                    members: Sequence[Member]) -> NumericsError:
+    def _not_finite(self, fragment: int, element: int, members: Sequence[Member]) -> str:
         learners = ", ".join(str(learner) for learner, _ in sorted(members))
         mode = MERGE_MODES[self.layout.fragments[fragment].merge_mode]
-        return NumericsError(
-            f"the {mode} merge of fragment {fragment} is not finite in tensor {tensor} "
-            f"(learners {learners}); nothing was published"
-        )
+        return (f"the {mode} merge of fragment {fragment} is not finite at element {element} "
+                f"(learners {learners}); nothing was published")
 
     def publish(self, prepared: Prepared) -> FragmentVersion:
         """Makes the result current by swapping one reference, and returns it.

@@ -44,6 +44,13 @@ def clip_factors(clip_norm: float | Median, norms: Sequence[float]) -> list[floa
     return [limit / n if n > limit else 1.0 for n in norms]
 
 
+def least(robust: Robust) -> int:
+    """Fewest values among which the rule can do without an outlier."""
+    if robust is None:
+        return 1
+    return 3 if robust == "median" else 2 * robust + 1
+
+
 def trim(robust: Robust, pushes: int) -> int:
     """Values to drop at each end of `pushes`, or -1 for the weighted mean.
 

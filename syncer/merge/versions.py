@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from syncer.merge.buffers import Buffer
+from syncer.merge.finite import Excluded
 from syncer.merge.stats import MergeStats
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class FragmentVersion:
 class Prepared:
     """A merge result that is not published: finite, complete, and invisible to every reader."""
 
-    __slots__ = ("base", "fragment", "gnorm", "result", "stats", "step")
+    __slots__ = ("base", "excluded", "fragment", "gnorm", "restarted", "result", "stats", "step")
 
     def __init__(self, step: int, gnorm: float, base: FragmentVersion, result: FragmentVersion,
                  stats: MergeStats | None = None):
@@ -61,6 +62,10 @@ class Prepared:
         """Norm of the merged gradient (f64 root of its blocked sums)."""
         self.stats = stats
         """Numbers that explain the merge, if they are on."""
+        self.excluded: tuple[Excluded, ...] = ()
+        """Contributions that would have made it infinite, and are not in it."""
+        self.restarted = False
+        """The momentum would have, and began anew."""
         self.base: FragmentVersion | None = base
         self.result: FragmentVersion | None = result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from syncer.checkpoint.reader import Loaded
 from syncer.config import Config
@@ -17,14 +17,37 @@ from syncer.core.actions import SaveKind
 from syncer.errors import ConfigError, NumericsError
 from syncer.layout import ISO, Layout
 from syncer.merge import FragmentStore, HelocoConstants
+from syncer.merge.finite import Excluded, NothingFinite
 from syncer.merge.folds import Fold
 from syncer.merge.versions import FragmentVersion, Prepared
 from syncer.server.decoded import Decoded
 from syncer.server.loop import Loop
 from syncer.server.workers import Job, Workers
 
-Timed: TypeAlias = tuple[Prepared | None, int, str | None]
-"""A merge, its ns, and None; or None, its ns, and the sentence that says why there is none."""
+BF16_INFINITE = (2.0 - 2.0**-7 + 2.0**-8) * 2.0**127
+"""From here on bf16 rounds to infinity."""
+
+
+class Timed(NamedTuple):
+    """What came of a merge, and how long it took."""
+
+    prepared: Prepared | None
+    compute_ns: int
+    error: str | None = None
+    """The sentence that says why there is none."""
+    excluded: tuple[Excluded, ...] = ()
+    nothing_left: bool = False
+
+
+def check_as_bf16(loaded: Sequence[Loaded]) -> None:
+    """A checkpoint may be of another session: raises `ConfigError` if a parameter of it would reach
+    the learners of this one as infinity."""
+    for fragment, found in enumerate(loaded):
+        most = max(float(found.params.max()), -float(found.params.min()))
+        if most >= BF16_INFINITE:
+            raise ConfigError(
+                f"fragment {fragment} of the checkpoint holds a parameter of {most:g}, which bf16 "
+                f"rounds to infinity: resume it with learners whose dtype is f32")
 
 
 class FoldWork:
@@ -46,13 +69,14 @@ class Merging:
     """The fragments of a run and everything that is computed on them.
 
     `handle` takes `Folded` and `MergeDone`; an error that no peer can cause is raised in the loop's
-    thread. Raises `ConfigError` for a layout that this configuration cannot merge.
+    thread. bf16: the session's broadcasts are. Raises `ConfigError` for a layout that this
+    configuration cannot merge.
 
     Large: a method per action that computes, with its half in a worker beside it.
     """
 
     def __init__(self, config: Config, layout: Layout, workers: Workers, loop: Loop,
-                 handle: Callable[[events.Event], None]):
+                 handle: Callable[[events.Event], None], *, bf16: bool = False):
         self.workers, self.loop, self.handle = workers, loop, handle
         self.store = FragmentStore(
             layout, lr=config.outer_lr, momentum=config.outer_momentum,
@@ -62,7 +86,8 @@ class Merging:
             heloco=HelocoConstants(config.heloco_c_ok, config.heloco_k_s, config.heloco_k_d,
                                    config.heloco_beta_max, config.heloco_kappa,
                                    config.heloco_eps),
-            clip_norm=config.clip_norm, robust=config.robust, merge_stats=config.merge_stats)
+            clip_norm=config.clip_norm, robust=config.robust, merge_stats=config.merge_stats,
+            bf16=bf16)
         self.kind = config.fold
         for index, fragment in enumerate(layout.fragments):
             if self.kind == "exact" and fragment.merge_mode == ISO:
@@ -153,8 +178,8 @@ class Merging:
     # --------------------------------------------------------------------------------- merges
     def start(self, action: actions.StartMerge) -> None:
         """Compute the next version of a fragment; the answer is `MergeDone`."""
-        if self.kind != "batch":
-            work = self.folds.pop(action.step)
+        work = self.folds.pop(action.step, None)
+        if work is not None:
             self._enqueue(work, Job(
                 self._timed(lambda: self.store.prepare_fold(action.step, work.fold)),
                 lambda *done: self._merged(action, [], *done)))
@@ -173,14 +198,16 @@ class Merging:
                                 lambda *done: self._merged(action, payloads, *done)))
 
     def _timed(self, prepare: Callable[[], Prepared]) -> Callable[[], Timed]:
-        """(prepared, ns, None), or (None, ns, sentence) when the result is not finite."""
+        """The merge, or why there is none."""
         def run() -> Timed:
             begun_ns = self.loop.now_ns()
             try:
                 prepared = prepare()
+            except NothingFinite as error:
+                return Timed(None, self.loop.now_ns() - begun_ns, str(error), error.excluded, True)
             except NumericsError as error:
-                return None, self.loop.now_ns() - begun_ns, str(error)
-            return prepared, self.loop.now_ns() - begun_ns, None
+                return Timed(None, self.loop.now_ns() - begun_ns, str(error))
+            return Timed(prepared, self.loop.now_ns() - begun_ns, None, prepared.excluded)
 
         return run
 
@@ -190,14 +217,16 @@ class Merging:
             raise error
         for payload in payloads:
             payload.give_back()
-        prepared, compute_ns, problem = result
-        gnorm = 0.0
+        prepared, gnorm, restarted = result.prepared, 0.0, False
         if prepared is not None:
             self.prepared[action.step] = prepared
-            gnorm = prepared.gnorm
+            gnorm, restarted = prepared.gnorm, prepared.restarted
             if prepared.stats is not None:
                 self.stats[action.step] = prepared.stats.record()
-        self.handle(events.MergeDone(action.step, compute_ns, gnorm, problem))
+        self.handle(events.MergeDone(
+            action.step, result.compute_ns, gnorm, result.error,
+            tuple(events.Dropped(*found) for found in result.excluded), result.nothing_left,
+            restarted))
 
     def publish(self, step: int) -> FragmentVersion:
         """The result of this step becomes the current version of its fragment."""

@@ -14,6 +14,7 @@ from syncer.config import Config
 from syncer.core import actions, events
 from syncer.core.actions import SaveKind
 from syncer.merge.buffers import BufferPool
+from syncer.protocol import DTYPE_BF16, bulk_dtype
 from syncer.server.decoded import Decoded
 from syncer.server.door import Door
 from syncer.server.driver import Owners
@@ -22,7 +23,7 @@ from syncer.server.group import Group
 from syncer.server.ingest import Ingest, Intake
 from syncer.server.log import Log
 from syncer.server.loop import Loop
-from syncer.server.merging import Merging
+from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
 from syncer.server.tape import Recorder
@@ -59,7 +60,10 @@ class RunSession:
         self.hello, self.parts = hello, parts
         self.identity = Identity.of_hello(hello)
         self.groups: dict[actions.Member, Group] = {}
-        self.merging = Merging(config, hello.layout, parts.workers, loop, handle)
+        bf16 = bulk_dtype(hello.dtype) == DTYPE_BF16
+        self.merging = Merging(config, hello.layout, parts.workers, loop, handle, bf16=bf16)
+        if bf16:
+            check_as_bf16(parts.persistence.loaded)
         self.merging.resume(parts.persistence.take_loaded())
         self.pool = BufferPool()
         self.ingest = Ingest(parts.workers, self.pool, config.merge_threads, handle=handle,

@@ -106,7 +106,10 @@ def merge_rda(grads, weights) -> np.ndarray:
     for g, w, n in zip(grads, weights, norms):
         if n == 0.0:
             continue
-        coef = F32(F64(w) / wsum / n)      # two f64 divisions, then one rounding
+        with np.errstate(over="ignore"):
+            coef = F32(F64(w) / wsum / n)  # two f64 divisions, then one rounding
+        if not np.isfinite(coef):
+            continue                       # so short that it has no direction
         out = out + coef * g
     mean_dir = norm(out)
     if mean_dir < 1e-12:

@@ -56,8 +56,10 @@ GATHERING = broken(
      "            if slot.push is None:\n                missing", "            if True:\n"
      "                missing"),
     ("7.2", "a relaunched round goes on with the fold of the old attempt",
-     "new frozen-membership attempt\", fields)\n        self.open_fold(round)\n",
-     "new frozen-membership attempt\", fields)\n"),
+     "        self.open_fold(round)\n        self.pull(round, tuple([member.key for member in "
+     "members]))\n        return self.settle(round)",
+     "        self.pull(round, tuple([member.key for member in members]))\n"
+     "        return self.settle(round)"),
     ("8.3", "a waiting late push is forgotten at the launch",
      "        self.attach_waiting(round)\n        return", "        return"),
     ("8.4", "a carried delta one version too old",
@@ -244,7 +246,6 @@ SCHEDULER = broken(
     ("3.1", "a member that reconnects is launchable before it is up to date",
      "            return self.catch_up(member)\n        if self.phase == Phase.FINISHING",
      "            return 0\n        if self.phase == Phase.FINISHING"),
-    ("7.4", "a merge's payloads are kept", "return self.release_all(round.free_all())", "return 0"),
     ("10.2", "version 0 is visible before it is durable",
      "if self.saves.every_commit and self.saves.durable_step < 0:", "if False:"),
     ("12.1", "the final cut goes out before the final state is written",
@@ -255,6 +256,36 @@ SCHEDULER = broken(
      "if self.policy.max_base_lag != 0:\n            return 0\n", ""),
     ("13.5", "a learner that dials during a signal's last write is told off",
      "if self.final_cut is None or not self.final_cut.complete():", "if False:"),
+)
+EXCLUDING = broken(
+    "core/rounds/excluding.pyx",
+    ("7.4", "a merge's payloads are kept",
+     "self.fruitless.pop(fragment, None)\n            return self.release_all(round.free_all())",
+     "return 0"),
+    ("7.5", "a fold that was not finite is folded again", "round.folds = False", "pass"),
+    ("7.5", "the next round of its fragment is folded whatever was left out",
+     "self.unfolded.add(round.fragment)", "pass"),
+    ("7.5", "pushes are kept apart for good", "self.unfolded.discard(round.fragment)", "pass"),
+    ("7.5 9.7", "a fold that was not finite counts as an attempt that left nothing",
+     "if not round.folds:  ", "if True:  "),
+    ("9.6", "what was left out is in the ledger",
+     "if i not in left])", "if True])"),
+    ("9.6", "what was left out is not told on the tape",
+     "round.excluded.append((contribution, round.attempt, dropped.element))", "pass"),
+    ("9.7", "an attempt that left nothing ends the run at once",
+     "if self.fruitless.get(fragment, 0) >= self.policy.nonfinite_limit:", "if True:"),
+    ("9.7", "the run never ends", "if self.fruitless.get(fragment, 0) >= "
+     "self.policy.nonfinite_limit:", "if False:"),
+    ("9.7", "a result does not begin the count anew",
+     "self.fruitless.pop(fragment, None)", "pass"),
+    ("9.7", "the one that was left out is asked again beside others",
+     "elif not all([member.learner in out for member in there]):", "elif False:"),
+    ("9.7", "nobody is asked when all were left out",
+     "elif not all([member.learner in out for member in there]):", "else:"),
+    ("9.7", "a fixed roster shrinks to those who are there",
+     "expected = round.expected_members()", "pass"),
+    ("9.7", "a carried delta that was left out comes again",
+     "if contribution.carried and attempt == round.attempt:", "if False:"),
 )
 COMMITTING = broken(
     "core/run/committing.pyx",
@@ -362,5 +393,5 @@ DOOR = broken(
     ("14.5", "the layout is not compared", "    if identity == found:\n",
      "    if identity._replace(shape=()) == found._replace(shape=()):\n"),
 )
-MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + SCHEDULER + COMMITTING + ENDING + OUTBOX
-             + DOOR)
+MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + SCHEDULER + COMMITTING
+             + ENDING + OUTBOX + DOOR)

@@ -13,7 +13,9 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     at 5 heartbeat 0.1 local=7
     at 6 gone 0.1                        its connection ends
     at 9 caughtup 0.2 [5 2]              catch-up done; without [..]: the current versions
-    at 9 merged t2 [error words]         only with `merges by hand`
+    at 9 merged t2 [error words]         only with `merges by hand`; also: drop=1:7,0:7 (the
+                                         second contribution is left out, for element 7, then the
+                                         first) and `again` (nothing finite is left)
     at 9 ack 0.1 t2
     at 9 saved [error words]
     at 9 budget 0.1 100                  BUDGET_DONE with this many steps
@@ -135,7 +137,7 @@ class Scenario:
         if word == "saved":
             return ev.Saved(self.driver.saving, self.driver.scheduler.global_step, words(rest))
         if word == "merged":
-            return ev.MergeDone(int(rest[0][1:]), 0, 1.0, words(rest[1:]))
+            return merged(int(rest[0][1:]), rest[1:])
         learner, generation = map(int, rest.pop(0).split("."))
         return getattr(self, word)(learner, generation, rest)
 
@@ -213,6 +215,16 @@ class Scenario:
     }
 
 
+def merged(step: int, rest: list[str]) -> ev.MergeDone:
+    dropped = []
+    if rest and rest[0].startswith("drop="):
+        pairs = rest.pop(0).removeprefix("drop=").split(",")
+        dropped = [ev.Dropped(*map(int, pair.split(":"))) for pair in pairs]
+    restarted, again = (bool(rest) and rest[0] == word and bool(rest.pop(0))
+                        for word in ("restarted", "again"))
+    return ev.MergeDone(step, 0, 1.0, words(rest), tuple(dropped), again, restarted)
+
+
 def contribution(c: act.Contribution) -> str:
     who = f"{c.learner}.{c.generation} (folded)" if c.payload is None else str(c.payload)
     return who + (" carried" if c.carried else "") + f" weight {c.weight:g}"
@@ -223,6 +235,11 @@ def describe_record(fields: dict) -> str:
     if "event" in fields:
         return "tape " + " ".join(f"{key}={value}" for key, value in fields.items())
     ids = {"responded", "missed_grace"} | {"released", "joined"} & fields.keys()
+    if "excluded" in fields:
+        fields = {**fields, "excluded": [
+            f"{x['id']}.{x['generation']} of attempt {x['attempt']} for element {x['element']}"
+            for x in fields["excluded"]]}
+        ids.add("excluded")
     if "carried" in fields:
         fields = {**fields, "carried": [f"{c['id']} lag {c['lag']} discount {c['discount']:g}"
                                         for c in fields["carried"]]}

@@ -32,6 +32,7 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
         "merge_threads": rng.choice([1, 1, 2]),
         "final_state": rng.choice([None, f"{DIRECTORY}/final"]),
         "event_tape": rng.choice([None, "tape", "tape", "tape", "tape"]),
+        "nonfinite_limit": rng.choice([1, 3, 10, 10]),
         "write_timeout_s": rng.choice([1, 5, 180]),
         "log_level": rng.choice(["info", "info", "debug"]),
         "log_format": rng.choice(["text", "json"]),

@@ -47,7 +47,7 @@ RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
 be written, learners that did not come, a signal."""
 EXPLAINED = {
-    "not acknowledged in time": "", "is not finite": "overflow",
+    "not acknowledged in time": "", "nothing finite": "overflow",
     "BUDGET_DONE": "false_report", "with --max-base-lag 0": "stale", "session mismatch": "stranger",
 }
 """What the last sentence of a failed run may say, and the fault that must have been for it."""
@@ -98,7 +98,7 @@ class Fleet:
         self.begun: list[tuple[int, int]] = []
         """Where on the tape each process after the first one begins, and its step."""
         self.lines = LogLines(rng.random() < 0.3)
-        self.history = History(self.config, self.layout, seed)
+        self.history = History(self.config, self.layout, seed, self.dtype != 1)
         self.other_history = False
         self.more_steps = rng.choice([0, 0, 0, 3]) if self.saves and not config else 0
         self.lost_records = False
@@ -120,14 +120,6 @@ class Fleet:
     @property
     def saves(self) -> bool:
         return self.config.checkpoint_path is not None
-
-    @property
-    def can_overflow(self) -> bool:
-        """Whether one wild push makes a merge infinite, and does not only poison the model."""
-        config = self.config
-        return (self.dtype != 3 and config.outer_optimizer == "nesterov" and not config.robust
-                and config.delta_correction == "none" and config.clip_norm is None
-                and config.learner_weight != "equal")
 
     @property
     def session_is_fixed(self) -> bool:

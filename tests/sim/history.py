@@ -41,13 +41,16 @@ class Merge(NamedTuple):
     step: int
     fragment: int
     parts: list[Part]
+    folded: bool = False
+    dropped: tuple[ev.Dropped, ...] = ()
+    """What the server left out of it."""
 
 
 class History:
     """Steps, values and ledger of the run as far as they are known. `seed` mixes contributions."""
 
-    def __init__(self, config: Config, layout: Layout, seed: int):
-        self.config, self.layout, self.seed = config, layout, seed
+    def __init__(self, config: Config, layout: Layout, seed: int, bf16: bool):
+        self.config, self.layout, self.seed, self.bf16 = config, layout, seed, bf16
         self.merges: list[Merge] = []
         self.cuts: dict[int, Cut] = {}
         self.store = self.new_store()
@@ -64,7 +67,7 @@ class History:
             heloco=HelocoConstants(config.heloco_c_ok, config.heloco_k_s, config.heloco_k_d,
                                    config.heloco_beta_max, config.heloco_kappa,
                                    config.heloco_eps),
-            clip_norm=config.clip_norm, robust=config.robust)
+            clip_norm=config.clip_norm, robust=config.robust, bf16=self.bf16)
 
     def adopt(self, fragment: int, values: np.ndarray) -> None:
         """An initial value."""
@@ -83,14 +86,17 @@ class History:
             return                                # written before it was published
         prepared = self.prepare(merge)
         assert prepared is not None, f"step {merge.step} was merged although it is not finite"
+        assert prepared.excluded == merge.dropped, f"step {merge.step} left out others"
         self.store.publish(prepared)
-        self.merges.append(merge)
+        left = {dropped.position for dropped in merge.dropped}
+        self.merges.append(merge._replace(
+            parts=[part for i, part in enumerate(merge.parts) if i not in left]))
         self.note_cut(merge.step)
 
     def prepare(self, merge: Merge) -> Any:
         """The same merge again; None if it is not finite."""
         try:
-            if self.config.fold == "streaming":   # depends on its order, which is kept
+            if merge.folded and self.config.fold == "streaming":  # its order counts, and is kept
                 fold = self.store.fold(merge.fragment, "streaming")
                 for c, values in merge.parts:
                     fold.add(c.learner, c.generation, c.weight, values)
@@ -150,6 +156,8 @@ class Witness:
         try:
             if isinstance(event, ev.Push | ev.Init):
                 self.values[id(event.payload)] = event.payload, event.payload.array.copy()
+            if isinstance(event, ev.MergeDone) and event.step in self.merging:
+                self.merged(event)
             self.watch.event(event)
             self.marks.before(event)
         except AssertionError as error:
@@ -166,6 +174,14 @@ class Witness:
             self.bounds()
         except AssertionError as error:
             raise Broken(*error.args) from error
+
+    def merged(self, event: ev.MergeDone) -> None:
+        """A merge is computed, or its round gathers again."""
+        if event.nothing_left:
+            del self.merging[event.step]
+        else:
+            merge = self.merging[event.step]
+            self.merging[event.step] = merge._replace(dropped=event.dropped)
 
     def forget(self) -> None:
         """Let go of every payload: the process has ended."""
@@ -206,7 +222,8 @@ class Witness:
         if parts is None:
             parts = [(c, self.values_of(c.payload)) for c in action.contributions]
         self.merging[action.step] = Merge(
-            action.step, action.fragment, [(c._replace(payload=None), v) for c, v in parts])
+            action.step, action.fragment, [(c._replace(payload=None), v) for c, v in parts],
+            action.contributions[0].payload is None)
 
     def on_pull(self, action: act.Pull) -> None:
         for learner, _ in action.members:

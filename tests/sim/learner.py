@@ -208,9 +208,6 @@ class SimLearner:
                 self.blown_up -= 1
                 delta[:] = 0x7F                   # 3.4e38, also as bf16, and nearly all the weight
                 push = push._replace(c_tokens=1 << 40)
-                self.send_push(push, bytes(delta))
-                self.sent.pop()                   # sent again every time, it ends every run
-                continue
             self.send_push(push, bytes(delta))
         if self.link is not None and self.link.idle and self.world.chance(0.3):
             self.link.control(session.heartbeat())
@@ -319,8 +316,7 @@ class SimLearner:
 
     def overflow(self) -> None:
         """Its training has blown up: values are numbers still, but what comes of them is not."""
-        if self.fleet.can_overflow:
-            self.blown_up = 2
+        self.blown_up = self.world.rng.choice([1, 2, 30])
 
     def stale(self) -> None:
         """Its next push is of a version that has been merged over."""

@@ -20,6 +20,9 @@ REQUIRED = frozenset({
     "quorum timeout: missing learners of the fixed roster pulled again",
     # pushes
     *act.PushRefusal,
+    "contribution left out: the merge would not be finite", "tape excluded",
+    "nothing finite is left to merge: new attempt", "a fold was not finite",
+    "momentum begins anew: it alone is more than finite",
     "stale push under an exact fold", "stale base-relative delta admitted", "tape released",
     # late carry
     "late push carried into round", "late push waits for the next round", "carry answers",
@@ -95,13 +98,15 @@ class Marks:
         self.found.add(reason)
         if reason is act.PushRefusal.STALE_BASE and self.config.fold == "exact":
             self.found.add("stale push under an exact fold")
+        if "new attempt" in reason and self.config.fold != "batch":
+            self.found.add("a fold was not finite")
         if "new frozen-membership attempt" in reason and (
                 self.scheduler.rounds[action.fields["step"]].carried):
             self.found.add("carried delta survives a relaunch")
 
     def on_record(self, action) -> None:
         fields = action.fields
-        self.found.update(f"tape {key}" for key in ("carried", "released", "joined")
+        self.found.update(f"tape {key}" for key in ("carried", "excluded", "released", "joined")
                           if key in fields)
         if "responded" in fields:
             pushed = {entry["id"] for entry in fields["responders"]}

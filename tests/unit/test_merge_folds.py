@@ -11,6 +11,7 @@ from syncer import kernels
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
+from syncer.merge.finite import NothingFinite
 
 F32 = np.float32
 
@@ -183,6 +184,7 @@ def test_a_result_that_is_not_finite_names_the_folded_learners():
     for learner in (3, 1):
         fold.add(learner, 1, 1.0, np.array([0, 0, 0, 0, 3e38, 0], F32))
     before = store.live_buffers
-    with pytest.raises(NumericsError, match=r"fragment 0 .* tensor 1 \(learners 1, 3\)"):
+    with pytest.raises(NothingFinite, match=r"fragment 0 .* element 4 \(learners 1, 3\)") as raised:
         store.prepare_fold(1, fold)
+    assert raised.value.excluded == ()  # whose it was is not known any more
     assert store.live_buffers == before

@@ -175,7 +175,7 @@ def test_overflow_names_the_place_and_leaves_version_and_buffers_untouched(threa
     bad = [np.zeros(sum(numels), F32) for _ in range(2)]
     for g in bad:
         g[[40_001, 79_999, -1]] = np.finfo(F32).max  # in tensors 1, 2 and 3
-    named = r"avg merge of fragment 0 .* tensor 1 \(learners 0, 1\)"
+    named = r"avg merge of fragment 0 .* element 40001 \(learners 0, 1\)"
     with pytest.raises(NumericsError, match=named):
         store.prepare(0, 2, push(*bad, weights=[1.0, 1.0]))
     assert store.current(0) is before
@@ -425,9 +425,14 @@ def test_the_largest_weight_that_counters_can_give(mode):
 
 
 @pytest.mark.parametrize("mode", [AVG, RDA])
-def test_a_gradient_with_nan_is_an_error_and_publishes_nothing(mode):
+def test_a_gradient_with_nan_is_left_out_and_alone_publishes_nothing(mode):
     store = store_of(mode, (4, 2))
     before = store.current(0)
-    with pytest.raises(NumericsError, match=r"tensor 1 \(learners 0, 1\)"):
-        store.prepare(0, 1, push([1] * 6, [1, 1, 1, 1, 1, float("nan")]))
+    bad = [1, 1, 1, 1, 1, float("nan")]
+    with pytest.raises(NumericsError, match=rf"element {5 - mode} \(learners 0\)"):
+        store.prepare(0, 1, push(bad))
     assert store.current(0) is before
+    prepared = store.prepare(0, 1, push([1] * 6, bad))
+    assert prepared.excluded == ((1, 5 - mode),)  # a direction spreads it over its tensor
+    assert prepared.result.params.tobytes() == commit(store_of(mode, (4, 2)),
+                                                      push([1] * 6)).params.tobytes()

@@ -78,7 +78,7 @@ def test_a_merge_of_iso_fragments_averages_corrects_and_steps():
         assert prepared.gnorm == pytest.approx(float(reference.norm(merged)), rel=1e-5)
 
 
-def test_a_result_that_is_not_finite_names_its_tensor():
+def test_a_result_that_is_not_finite_names_its_element():
     layout = Layout((FragmentLayout(ISO, (4, 4), ((2, 2), (2, 2))),))
     store = FragmentStore(layout, lr=1.0, momentum=0.0, threads=2)
     store.adopt(0, np.zeros(8, F32))
@@ -89,7 +89,7 @@ def test_a_result_that_is_not_finite_names_its_tensor():
     # the flattened matrix fits, the step from parameters at the other end does not
     over = np.array([0] * 4 + [big, big, big, -big], F32)
     store.adopt(0, np.array([0] * 4 + [-big] * 4, F32))
-    with pytest.raises(NumericsError, match=r"iso merge of fragment 0 .* tensor 1 \(learners 0\)"):
+    with pytest.raises(NumericsError, match=r"iso merge of fragment 0 .* element 4 \(learners 0\)"):
         store.prepare(0, 1, [(0, 1, 1.0, over)])
     assert store.live_buffers == 2
 

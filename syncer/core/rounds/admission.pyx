@@ -131,7 +131,7 @@ cdef class Admission(Joining):
             return not self.late.was_merged(event.step, event.learner)
         if round.state == RoundState.GATHERING:
             return event.attempt < round.attempt
-        return event.learner not in {c.learner for c in round.contributions if not c.carried}
+        return event.learner not in round.heard()
 
     cdef int carry(self, object event) except -1:
         """Join the fragment's gathering round if it holds nothing of this learner, else wait."""

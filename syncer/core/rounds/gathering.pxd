@@ -15,6 +15,7 @@ cdef class Gathering(Ground):
     cdef readonly long long launched_ns      # the newest launch; long ago before the first
     cdef long long retry_ns                  # nobody was there to launch to: not before this
     cdef readonly long long sync_ns          # compute + commit + broadcast of the last commit
+    cdef readonly set unfolded               # fragments whose rounds keep their pushes apart
     cdef readonly CarryQueue late            # None before the session is known
 
     cdef int open_session(self, Py_ssize_t fragments, long long step=*) except -1
@@ -32,6 +33,9 @@ cdef class Gathering(Ground):
     cdef int quorum_timeout(self, Round round) except -1
     cdef int pull_missing(self, Round round, dict fields) except -1
     cdef int relaunch(self, Round round, dict fields) except -1
+    cdef int begin_attempt(self, Round round, list members) except -1
+    cdef int ask(self, Round round, list members) except -1
+    cdef int reopen(self, Round round, list members) except -1
     cdef int attach_waiting(self, Round round) except -1
     cdef int attach(self, Round round, object push, bint parked) except -1
     cdef long long gathering_deadline_ns(self)

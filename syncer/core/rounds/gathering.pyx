@@ -64,6 +64,7 @@ cdef class Gathering(Ground):
         self.rounds = {}
         self.gathering = []
         self.versions = []
+        self.unfolded = set()
         self.next_step = 1
         self.launched_ns = LONG_AGO
 
@@ -86,8 +87,7 @@ cdef class Gathering(Ground):
         self.versions[round.fragment] = round.step
         round.committed_ns = self.now_ns
         if self.policy.late_carry:
-            self.late.note_merged(round.step, frozenset(
-                [c.learner for c in round.contributions if not c.carried]))
+            self.late.note_merged(round.step, round.heard())
         return 0
 
     cdef int sync_took(self, long long sync_ns) except -1:
@@ -126,6 +126,7 @@ cdef class Gathering(Ground):
         cdef Round round = Round(self.next_step, fragment, self.versions[fragment], self.policy)
         cdef list members = self.members.launchable()
         cdef Member member
+        round.folds = self.policy.folds and fragment not in self.unfolded
         round.launch(self.now_ns, members, self.now_ns + self.policy.quorum_timeout_ns)
         self.rounds[round.step] = round
         self.gathering.append(round)
@@ -139,7 +140,7 @@ cdef class Gathering(Ground):
     cdef int open_fold(self, Round round) except -1:
         """With a fold, an empty one for the expected set; what has been carried in stays in."""
         cdef Carried late
-        if not self.policy.folds:
+        if not round.folds:
             return 0
         self.emit(act.OpenFold(round.step, round.fragment, round.attempt,
                                tuple(sorted(round.slots))))
@@ -149,7 +150,7 @@ cdef class Gathering(Ground):
         return 0
 
     cdef int fold(self, Round round, object push, Carried late=None) except -1:
-        if self.policy.folds:
+        if round.folds:
             self.emit(act.Fold(round.step, round.fragment, round.attempt,
                                contribution_of(self.policy, push, late)))
         return 0
@@ -179,7 +180,7 @@ cdef class Gathering(Ground):
     cdef int close(self, Round round) except -1:
         """From here on no push finds the round. What a fold holds is named without its payload."""
         cdef list merged = contributions_of(self.policy, round)
-        if self.policy.folds:
+        if round.folds:
             merged = [contribution._replace(payload=None) for contribution in merged]
         self.gathering.remove(round)
         round.start_computing(tuple(merged))
@@ -221,14 +222,29 @@ cdef class Gathering(Ground):
     cdef int relaunch(self, Round round, dict fields) except -1:
         """A new attempt to those who are there; pushes are discarded, carried deltas stay."""
         cdef list members = self.members.launchable()
-        cdef Member member
-        self.release_all(round.free_pushes())
-        round.launch(self.now_ns, members, self.now_ns + self.policy.quorum_timeout_ns)
+        self.begin_attempt(round, members)
         fields["attempt"] = round.attempt
         self.warn("quorum timeout: new frozen-membership attempt", fields)
+        return self.ask(round, members)
+
+    cdef int begin_attempt(self, Round round, list members) except -1:
+        self.release_all(round.free_pushes())
+        return round.launch(self.now_ns, members, self.now_ns + self.policy.quorum_timeout_ns)
+
+    cdef int ask(self, Round round, list members) except -1:
+        """A new attempt has begun: these of the expected ones are pulled."""
+        cdef Member member
         self.open_fold(round)
         self.pull(round, tuple([member.key for member in members]))
         return self.settle(round)                # carried deltas may answer the new slots at once
+
+    cdef int reopen(self, Round round, list members) except -1:
+        """A computed round without a result gathers again, with these as the expected set."""
+        cdef Round other
+        cdef Py_ssize_t place = len([other for other in self.gathering if other.step < round.step])
+        self.gathering.insert(place, round)
+        round.reopen()
+        return self.begin_attempt(round, members)
 
     # ---- late pushes that join -----------------------------------------------------------------
 

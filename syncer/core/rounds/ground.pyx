@@ -3,7 +3,8 @@
 One scheduler is one object in layers, each a class on top of the one before and in a file of its
 own:
 
-    Ground -> Gathering -> Joining -> Admission     rounds/: a round, who is in it, what it accepts
+    Ground -> Gathering -> Joining -> Admission -> Excluding     rounds/: a round, who is in it,
+                                                    what it accepts, what its merge leaves out
            -> Committing -> Ending -> Scheduler     run/: what becomes visible and durable, the end
 
 A layer may call those below it, never one above; what the layers above must know, a method returns.

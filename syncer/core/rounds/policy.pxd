@@ -32,6 +32,8 @@ cdef class Policy:
     # of --fold
     cdef readonly bint folds                 # pushes are folded as they come
     cdef readonly bint exact_fold
+    # what a merge leaves out
+    cdef readonly long long nonfinite_limit
     # late carry
     cdef readonly bint late_carry
     cdef readonly bint carry_answers_round

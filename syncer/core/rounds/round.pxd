@@ -35,7 +35,9 @@ cdef class Round:
     cdef readonly list released              # ids whose slot left E
     cdef readonly list joined                # ids that entered by late join
     cdef readonly Py_ssize_t stale_refused
-    cdef readonly tuple contributions        # once computing
+    cdef readonly tuple contributions        # once computing; what is merged, once computed
+    cdef readonly list excluded              # (contribution, attempt, element) of what was left out
+    cdef readonly bint folds                 # of this attempt: pushes are added up as they come
     cdef readonly long long compute_ns
     cdef readonly double gnorm
     cdef readonly str error
@@ -56,3 +58,5 @@ cdef class Round:
     cdef list free_all(self)
     cdef int start_computing(self, tuple contributions) except -1
     cdef int finish_computing(self, object done) except -1
+    cdef int reopen(self) except -1
+    cdef frozenset heard(self)

@@ -6,7 +6,7 @@ or emit actions. The sums (answered, capacities) are kept, not made: a fleet of 
 dozens of open rounds, and every push asks every round whether it may close.
 
     launch -> GATHERING -> start_computing -> COMPUTING -> finish_computing -> READY -> committed
-                 launch again: attempt + 1, new expected set, empty slots
+                 launch again: attempt + 1, new expected set, empty slots; `reopen` leads there
 
 What may change the expected set E while gathering, and nothing else: a slot passing to another
 generation of its learner (rule 3.4), `join` (rule 3.5), `drop_slot` (rule 5.6, rule 6.10), a new
@@ -43,6 +43,7 @@ cdef class Round:
         self.base = base
         self.policy = policy
         self.carried = {}
+        self.excluded = []
         self.committed_ns = NEVER
 
     # rule 8.7
@@ -176,6 +177,19 @@ cdef class Round:
         self.gnorm = done.gnorm
         self.error = done.error
         return 0
+
+    cdef int reopen(self) except -1:
+        """There is no result: back to gathering. A new launch follows."""
+        self.state = RoundState.GATHERING
+        self.contributions = ()
+        self.error = None
+        return 0
+
+    cdef frozenset heard(self):
+        """Learners whose own push the merge of this attempt took, or left out."""
+        return frozenset([c.learner for c in self.contributions if not c.carried] + [
+            c.learner for c, attempt, _ in self.excluded
+            if attempt == self.attempt and not c.carried])
 
     def __repr__(self):
         return f"Round(step={self.step}, attempt={self.attempt}, answered={self.answered})"

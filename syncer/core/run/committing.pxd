@@ -1,10 +1,10 @@
 # C surface of commits and saves: what becomes visible, what becomes durable, and the end.
-from syncer.core.rounds.admission cimport Admission
+from syncer.core.rounds.excluding cimport Excluding
 from syncer.core.rounds.round cimport Round
 from syncer.core.run.phases cimport Phase
 from syncer.core.run.saving cimport Saves
 
-cdef class Committing(Admission):
+cdef class Committing(Excluding):
     cdef readonly Phase phase
     cdef readonly dict unsynced              # step -> committed Round whose Synced is to come
     cdef readonly dict ledger                # learner id -> [merges, steps, tokens]

@@ -12,8 +12,8 @@ rule 5.9. A run that allows no stale base ends with the first one, at once and w
 rule 9.1. Commits are in step order, whatever order the merges end in: a round that is computed
     waits for its predecessors. Every learner then sees the same history, and every cut is a prefix
     of it.
-rule 9.2. A merge that fails (a result that is not finite) publishes nothing. The last cut is saved
-    and the run ends with status 1: going on without this step would be another run.
+rule 9.2. A merge that fails for good publishes nothing. The last cut is saved and the run ends with
+    status 1: going on without this step would be another run.
 rule 9.3. A commit is published, and broadcast to every current member. Version T is not: the final
     cut follows, in full precision. Nor what is committed while a signal ends the run.
 rule 9.4. The ledger counts, for each learner whose push or carried delta was merged, the merges,
@@ -42,7 +42,7 @@ rule 13.6. Whatever ends a run, every payload that is still held is given back f
 """
 
 from syncer.core import actions as act
-from syncer.core.rounds.admission cimport Admission
+from syncer.core.rounds.excluding cimport Excluding
 from syncer.core.rounds.round cimport Round, RoundState
 from syncer.core.run.phases cimport Phase
 from syncer.core.run.record cimport failure_record, merge_record
@@ -58,14 +58,14 @@ cdef object FINAL_STATE = act.SaveKind.FINAL_STATE
 cdef object SHUTDOWN = act.SaveKind.SHUTDOWN, FAILURE = act.SaveKind.FAILURE
 
 
-cdef class Committing(Admission):
+cdef class Committing(Excluding):
     """Commits, saves and the end of a run, on top of the rounds.
 
     Large: commit and save wait for each other in both directions, so they are one class.
     """
 
     def __init__(self, config, resumed=None):
-        Admission.__init__(self, config, resumed)
+        Excluding.__init__(self, config, resumed)
         self.phase = Phase.WAITING
         self.unsynced = {}
         self.ledger = {}

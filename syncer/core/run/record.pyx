@@ -70,6 +70,10 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
     }
     if carried:
         record["carried"] = [carried_delta(c, total) for c in carried]
+    if round.excluded:
+        record["excluded"] = [
+            {"id": c.learner, "generation": c.generation, "attempt": attempt, "element": element}
+            for c, attempt, element in round.excluded]
     if round.released:
         record["released"] = sorted(round.released)
     if round.joined:

@@ -288,8 +288,7 @@ cdef class Scheduler(Ending):
         cdef Round round = self.rounds.get(event.step)
         if round is None or round.state != RoundState.COMPUTING:
             return 0
-        round.finish_computing(event)
-        return self.release_all(round.free_all())
+        return self.computed(round, event)
 
     cdef int after_save(self, object kind) except -1:
         """What the phase waits for, now that this is written and nothing else is to be."""

@@ -36,6 +36,7 @@ MERGE = {
     "sync_ms": "arithmetic, commit and broadcast",
     "responders": "a list: each push that was merged",
     "carried": "a list: each late push of an earlier round that was merged here",
+    "excluded": "a list: each contribution that was left out, since the merge would not be finite",
     "released": "ids whose slot was given up for a stale push",
     "joined": "ids that came into the round under way",
     "stats": "with `--merge-stats`: norms and cosines, see merge.md",
@@ -91,10 +92,16 @@ PARTS = {
         "c_tokens": "tokens in the delta",
         "contribution": "share of the total weight; 0 when that is not positive",
     },
+    "excluded": {
+        "id": "of the learner",
+        "generation": "of the connection that pushed",
+        "attempt": "in which it was left out",
+        "element": "first one of the fragment whose result was not finite with it",
+    },
 }
 PARTS["responded_members"] = PARTS["missed_members"] = PARTS["expected_members"]
 
-OPTIONAL = {"carried", "released", "joined", "stats", "sha256"}
+OPTIONAL = {"carried", "excluded", "released", "joined", "stats", "sha256"}
 """Only when it happened, or only on the tape of a server."""
 
 ADDED = {"sha256", "stats"}
@@ -124,7 +131,8 @@ def markdown_table() -> str:
     """The tables of the docs: records of a merge, their entries, and the other records."""
     rows = ["| key | of a merge, in this order |", "|---|---|"]
     rows += [f"| `{key}` | {_sometimes(key)}{meaning} |" for key, meaning in MERGE.items()]
-    for title, part in (("`responders`", "responders"), ("`carried`", "carried")):
+    for title, part in (("`responders`", "responders"), ("`carried`", "carried"),
+                        ("`excluded`", "excluded")):
         rows += ["", f"| key | of an entry of {title} |", "|---|---|"]
         rows += [f"| `{key}` | {meaning} |" for key, meaning in PARTS[part].items()]
     rows += ["", "| `event` | other keys |", "|---|---|"]
