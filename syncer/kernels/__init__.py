@@ -15,7 +15,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from syncer.kernels._native import (
+from syncer.kernels import loading
+
+loading.load()
+
+from syncer.kernels._native import (  # noqa: E402
     SUM_BLOCK,
     Sha256,
     active,
@@ -37,8 +41,8 @@ from syncer.kernels._native import (
     sumsq,
     variants,
 )
-from syncer.kernels.floats import exact_floats, restore_floats
-from syncer.kernels.selection import apply_override, self_check
+from syncer.kernels.floats import exact_floats, restore_floats  # noqa: E402
+from syncer.kernels.selection import apply_override, self_check  # noqa: E402
 
 __all__ = [
     "SUM_BLOCK",

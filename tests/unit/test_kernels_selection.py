@@ -88,3 +88,30 @@ def test_command_fails_when_a_check_fails(
     monkeypatch.setattr(kernels, "check", lambda: [("codec", "avx2", "q4 decode", 257)])
     assert command.run(argparse.Namespace(check=True, json=False)) == 1
     assert "WRONG     codec avx2: q4 decode, length 257\n1 checks failed" in capsys.readouterr().out
+
+
+LOADER_SAYS = """
+import sys
+from importlib.machinery import ExtensionFileLoader
+make = ExtensionFileLoader.create_module
+def refuse(self, spec):
+    if spec.name == "syncer.kernels._native":
+        raise ImportError("libgomp.so.1: cannot open shared object file: No such file or directory")
+    return make(self, spec)
+ExtensionFileLoader.create_module = refuse
+from syncer.cli import main
+sys.exit(main(["kernels"]))
+"""
+
+
+def test_a_missing_library_of_the_system_is_one_sentence() -> None:
+    """What the loader says when a build is used where OpenMP's runtime is not; .ci/wheels takes
+    that library away and sees the same."""
+    found = subprocess.run([sys.executable, "-c", LOADER_SAYS], capture_output=True, text=True,
+                           check=False)
+    assert found.returncode == 1
+    assert found.stderr.startswith(
+        "syncer: the compiled kernels cannot be loaded: libgomp.so.1: cannot open shared object "
+        "file: No such file or directory; install the OpenMP runtime, for example with: apt-get "
+        "install libgomp1")
+    assert found.stderr.count("\n") == 1
