@@ -69,6 +69,7 @@ KERNELS = {
         ("sha256_x86_shani.c", ["-msse4.1", "-msha"]),
         ("codec_x86_avx2.c", ["-mavx2"]),  # not -mfma: the compiler would fuse intrinsics too
         ("blend_x86_avx2.c", ["-mavx2"]),
+        ("blend_x86_avx2_faint.c", ["-mavx2"]),
         ("reduce_x86_avx2.c", ["-mavx2"]),
     ],
     "aarch64": [

@@ -206,6 +206,46 @@ def test_norm(benchmark, reference, size, bound):
         bound)
 
 
+BLENDS = [name for name, usable in kernels.variants()["blend"] if usable]
+
+
+@pytest.mark.parametrize("variant", BLENDS)
+@pytest.mark.parametrize("name", ["nesterov", "accumulate", "rotate"])
+def test_subnormal_values_against_ordinary_ones(benchmark, name, variant):
+    """What a parameter that gets no gradient any more costs: its momentum is 4 units of 2^-149.
+
+    accumulate, rotate: gradients that are subnormal. 1 MiB arrays; 1 means that nobody notices."""
+    plain, out, state = floats(SMALL), np.empty(SMALL, F32), np.empty(SMALL, F32)
+    dead, zero = np.full(SMALL, 6e-45, F32), np.zeros(SMALL, F32)
+    faint = (floats(SMALL) * F32(1e-30) * F32(1e-10)).astype(F32)
+    calls = {
+        "nesterov": [lambda b=b: testing.nesterov(plain, b, zero, 0.7, 0.9, out, state)
+                     for b in (plain, dead)],
+        "accumulate": [lambda g=g: testing.accumulate(out, g, 0.25) for g in (plain, faint)],
+        "rotate": [lambda g=g: testing.rotate(out, g, g, 0.8, 0.2, 1.1) for g in (plain, faint)],
+    }[name]
+    out[:] = plain
+    with testing.forced(blend=variant):
+        benchmark.pedantic(calls[1], rounds=3, warmup_rounds=1)
+        pair = ratio(*calls, rounds=11, sample_ms=3, clock=time.process_time_ns)
+    print(f"\n{name} of subnormal values, {variant:<10} {pair.ours_ns / SMALL:5.2f} ns, ordinary "
+          f"{pair.reference_ns / SMALL:5.2f} ns, ratio {pair.ratio:5.2f}", flush=True)
+    benchmark.extra_info.update(ratio=pair.ratio)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0, 1e-40])
+def test_q4_encode_of_faint_blocks(benchmark, scale):
+    """Blocks of zeros, which a parameter without a gradient sends, and of subnormal values."""
+    x, wire = floats(SMALL), np.empty(tensor_bytes(SMALL, 3), np.uint8)
+    y = (x * F32(scale)).astype(F32)
+    calls = [lambda v=v: kernels.encode_q4(v, wire) for v in (x, y)]
+    benchmark.pedantic(calls[1], rounds=3, warmup_rounds=1)
+    pair = ratio(*calls, rounds=11, sample_ms=3, clock=time.process_time_ns)
+    print(f"\nq4 encode, values of {scale:g}: {pair.ours_ns / SMALL:5.2f} ns, ordinary "
+          f"{pair.reference_ns / SMALL:5.2f} ns, ratio {pair.ratio:5.2f}", flush=True)
+    benchmark.extra_info.update(ratio=pair.ratio)
+
+
 def average_case(threads: int):
     params, momentum, *gradients = (floats(LARGE) for _ in range(6))
     layout = Layout((FragmentLayout(AVG, (LARGE,)),))

@@ -27,7 +27,10 @@ static void accumulate(float *out, const float *g, float k, size_t n) {
 static void first(float *out, const float *g, float k, size_t n) {
     float32x4_t kk = vdupq_n_f32(k), zero = vdupq_n_f32(0.0f);
     size_t i = 0;
-    for (; i + 4 <= n; i += 4) STORE(out + i, ADD(zero, MUL(kk, LOAD(g + i))));
+    for (; i + 8 <= n; i += 8) {
+        STORE(out + i, ADD(zero, MUL(kk, LOAD(g + i))));
+        STORE(out + i + 4, ADD(zero, MUL(kk, LOAD(g + i + 4))));
+    }
     sk_blend_portable.first(out + i, g + i, k, n - i);
 }
 

@@ -160,11 +160,23 @@ static inline int q4_encode_whole(const float *src, uint32_t scale_bits, uint8_t
     return vminvq_u32(nearest) >= 2 * SK_Q4_NEAR;
 }
 
+static void q4_encode_faint(const float *src, uint32_t scale_bits, uint8_t *out) {
+    float large[SK_Q4_BLOCK];
+    sk_q4_enlarge(src, large);
+    if (!q4_encode_whole(large, q4_max_bits(large), out))
+        sk_q4_encode_block(large, SK_Q4_BLOCK, out);
+    sk_store32(out, scale_bits);
+}
+
 static void encode_q4(const float *src, uint8_t *out, size_t n) {
     size_t i = 0;
     for (; i + SK_Q4_BLOCK <= n; i += SK_Q4_BLOCK, out += SK_Q4_BYTES) {
         uint32_t scale_bits = q4_max_bits(src + i);
-        if (!sk_q4_ordinary(scale_bits) || !q4_encode_whole(src + i, scale_bits, out))
+        if (scale_bits == 0)
+            sk_q4_encode_zeros(out);
+        else if (scale_bits < SK_Q4_ORDINARY)
+            q4_encode_faint(src + i, scale_bits, out);
+        else if (!sk_q4_ordinary(scale_bits) || !q4_encode_whole(src + i, scale_bits, out))
             sk_q4_encode_block(src + i, SK_Q4_BLOCK, out);
     }
     if (i < n) sk_q4_encode_block(src + i, n - i, out);

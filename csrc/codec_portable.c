@@ -65,6 +65,8 @@ void sk_q4_encode_block(const float *src, size_t n, uint8_t *out) {
     }
 }
 
+void sk_q4_encode_zeros(uint8_t *out) { memset(out, 0, SK_Q4_BYTES); }
+
 static size_t decode_q4(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream) {
     (void)stream;
     size_t bad = n;

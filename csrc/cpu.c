@@ -14,9 +14,17 @@ static uint64_t xcr0(void) {
     return ((uint64_t)high << 32) | low;
 }
 
+/* Intel's multiplications, conversions and divisions; AMD's take a few cycles longer at most. */
+static int assisted(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
+           d == signature_INTEL_edx;
+}
+
 unsigned sk_cpu_detect(void) {
     unsigned a, b, c, d, found = 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    if (assisted()) found |= SK_CPU_ASSISTED;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
     int sse41 = (c >> 19) & 1, avx = (c >> 28) & 1, osxsave = (c >> 27) & 1, fma = (c >> 12) & 1;
     if (sse41) found |= SK_CPU_SSE41;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return found;
@@ -48,6 +56,7 @@ unsigned sk_cpu_detect(void) { return 0; }
 #endif
 
 const char *sk_cpu_name(unsigned bit) {
-    static const char *const names[SK_CPU_COUNT] = {"sse4.1", "sha-ni", "avx2", "neon", "sha2"};
+    static const char *const names[SK_CPU_COUNT] = {"sse4.1", "sha-ni", "avx2",
+                                                    "neon",   "sha2",   "assisted subnormals"};
     return bit < SK_CPU_COUNT ? names[bit] : "";
 }

@@ -3,7 +3,7 @@
 
 extern const sk_sha256_variant sk_sha256_portable, sk_sha256_shani, sk_sha256_armv8;
 extern const sk_codec_variant sk_codec_portable, sk_codec_avx2, sk_codec_neon;
-extern const sk_blend_variant sk_blend_portable, sk_blend_avx2, sk_blend_neon;
+extern const sk_blend_variant sk_blend_portable, sk_blend_avx2, sk_blend_avx2_faint, sk_blend_neon;
 extern const sk_reduce_variant sk_reduce_portable, sk_reduce_avx2, sk_reduce_neon;
 
 /* setup.py goes by the name of the platform. For one that it does not know it compiles portable
@@ -36,7 +36,7 @@ static const void *const codec_variants[] = {
     &sk_codec_portable, NULL};
 static const void *const blend_variants[] = {
 #if defined(SK_X86_64)
-    &sk_blend_avx2,
+    &sk_blend_avx2_faint, &sk_blend_avx2,
 #elif defined(SK_AARCH64)
     &sk_blend_neon,
 #endif
@@ -80,15 +80,21 @@ static void activate(int family, const void *variant) {
     }
 }
 
-static int supported(const void *variant) {
+/* Bits of `needs` that are no needs but reasons: without them a variant runs, and is not selected
+ * unless somebody asks for it. */
+#define REASONS ((unsigned)SK_CPU_ASSISTED)
+
+static int has(const void *variant, unsigned but) {
     unsigned needs = ((const variant_head *)variant)->needs;
-    return (needs & ~sk_cpu_detect()) == 0;
+    return (needs & ~sk_cpu_detect() & ~but) == 0;
 }
+
+static int supported(const void *variant) { return has(variant, REASONS); }
 
 void sk_init(void) {
     for (int family = 0; family < SK_FAMILIES; family++) {
         const void *const *variant = families[family].variants;
-        while (!supported(*variant)) variant++; /* portable needs nothing, so this ends */
+        while (!has(*variant, 0)) variant++; /* portable needs nothing, so this ends */
         activate(family, *variant);
     }
 }

@@ -1,6 +1,7 @@
 /* How the calling thread computes with floats: enter a kernel as IEEE-754 has it, leave it as found.
  *
- * Must not: touch the sticky exception flags, which belong to whoever runs here.
+ * Must not: touch the sticky exception flags, which belong to whoever runs here (kernels set them, and
+ * blend_x86_avx2_faint.c clears two).
  *
  * The mode is a register of each thread. Libraries change it (flush-to-zero and denormals-are-zero
  * for speed, a rounding direction, traps), threads inherit it from whoever makes them, and an OpenMP

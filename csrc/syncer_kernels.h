@@ -44,9 +44,10 @@ enum sk_cpu {
     SK_CPU_SHANI = 1 << 1,
     SK_CPU_AVX2 = 1 << 2, /* the CPU has it and the system saves its registers */
     SK_CPU_NEON = 1 << 3,
-    SK_CPU_SHA2 = 1 << 4, /* the ARMv8 SHA-2 instructions */
+    SK_CPU_SHA2 = 1 << 4,     /* the ARMv8 SHA-2 instructions */
+    SK_CPU_ASSISTED = 1 << 5, /* subnormal numbers are left to microcode: no need, a reason */
 };
-#define SK_CPU_COUNT 5
+#define SK_CPU_COUNT 6
 
 unsigned sk_cpu_detect(void);          /* bits of enum sk_cpu; reads the CPU every time */
 const char *sk_cpu_name(unsigned bit); /* bit 0..SK_CPU_COUNT-1 */

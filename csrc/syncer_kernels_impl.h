@@ -162,6 +162,8 @@ extern const uint32_t SK_Q4_THRESHOLDS[7]; /* bits of |x|/scale from which level
 /* One q4 block of at most 256 values (fewer: padded with +0). Shared by the variants, for their
  * ragged last block and for blocks whose scale is not finite. */
 void sk_q4_encode_block(const float *src, size_t n, uint8_t *out);
+/* A whole block of zeros, which is what a parameter without a gradient sends. */
+void sk_q4_encode_zeros(uint8_t *out);
 void sk_q4_decode_block(const uint8_t *src, float *out, size_t n, uint32_t flip);
 
 /* Levels without a division, for scales whose thresholds are normal numbers (sk_q4_ordinary).
@@ -172,8 +174,20 @@ void sk_q4_decode_block(const uint8_t *src, float *out, size_t n, uint32_t flip)
  * SK_Q4_NEAR of such a place, where only the division tells. */
 #define SK_Q4_NEAR 16u
 
+#define SK_Q4_ORDINARY 0x08000000u /* bits of 2^-111 */
+
+/* A whole block times 2^126, for a scale below that: exact, so that all quotients are the same, and
+ * without arithmetic on subnormal numbers. */
+static inline void sk_q4_enlarge(const float *src, float *out) {
+    for (size_t i = 0; i < SK_Q4_BLOCK; i++) {
+        uint32_t u = sk_bits(src[i]), abs = u & SK_ABS;
+        uint32_t subnormal = sk_bits((float)(int32_t)abs * 0x1p-23f), normal = abs + (126u << 23);
+        out[i] = sk_float((abs < 0x00800000u ? subnormal : normal) | (u & SK_SIGN));
+    }
+}
+
 static inline int sk_q4_ordinary(uint32_t scale) {
-    return scale >= 0x08000000u && scale <= SK_FINITE_MAX; /* 2^-111 .. largest finite */
+    return scale >= SK_Q4_ORDINARY && scale <= SK_FINITE_MAX;
 }
 
 static inline uint32_t sk_q4_base(uint32_t scale) {

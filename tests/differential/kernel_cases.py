@@ -34,10 +34,11 @@ NONFINITE_BITS = np.array(
 class Scene:
     """Makes the guarded buffers of one run and remembers them for the canary check."""
 
-    def __init__(self, seed: int, gap: int, *, nonfinite: bool) -> None:
+    def __init__(self, seed: int, gap: int, *, nonfinite: bool, faint: bool) -> None:
         self.rng = np.random.default_rng(seed)
         self.gap = gap
         self.nonfinite = nonfinite
+        self.faint = faint
         self._made: list[Guarded] = []
 
     def _guarded(self, nbytes: int, *, floats: bool) -> Guarded:
@@ -50,9 +51,32 @@ class Scene:
         out = self._guarded(4 * n, floats=True).floats
         out[:] = self.rng.standard_normal(n) * 10.0 ** self.rng.integers(-12, 9, n)
         self._strew(out.view(np.uint32), SPECIAL_BITS[:6])
+        if self.faint:
+            self._fade(out.view(np.uint32))
         if self.nonfinite:
             self._strew(out.view(np.uint32), NONFINITE_BITS)
         return out
+
+    def _fade(self, u: np.ndarray) -> None:
+        """Most stretches of 512 values become subnormal, zeros, or a mixture around those.
+
+        A parameter that gets no gradient looks so for long: its momentum and its deltas do."""
+        for begin in range(0, u.size, 512):
+            part = u[begin : begin + 512]
+            sign = part & np.uint32(1 << 31)
+            fraction = self.rng.integers(0, 1 << 23, part.size, dtype=np.uint32)
+            fraction >>= self.rng.integers(0, 24, part.size, dtype=np.uint32)
+            exponent = self.rng.integers(0, 60, part.size, dtype=np.uint32)
+            kind = self.rng.integers(0, 8)
+            if kind < 3:
+                part[:] = sign | fraction
+            elif kind == 3:
+                part[:] = sign
+            elif kind == 4:
+                part[:] = sign | fraction | exponent << np.uint32(23)
+            elif kind == 5:
+                some = self.rng.random(part.size) < 0.3
+                part[some] = (sign | fraction)[some]
 
     def any_bits(self, n: int) -> np.ndarray:
         """n f32 of uniformly random bits, specials strewn in; NaN and Inf only when asked for."""
@@ -215,10 +239,11 @@ CASES: dict[str, tuple[str, Run]] = {
 
 
 def run_case(
-    name: str, n: int, *, seed: int, gap: int = 0, nonfinite: bool = False, threads: int = 1
+    name: str, n: int, *, seed: int, gap: int = 0, nonfinite: bool = False, faint: bool = False,
+    threads: int = 1,
 ) -> list[bytes]:
     """Bytes that the kernels of one entry produced; fails when they wrote outside."""
-    scene = Scene(seed, gap, nonfinite=nonfinite)
+    scene = Scene(seed, gap, nonfinite=nonfinite, faint=faint)
     with np.errstate(all="ignore"):
         found = CASES[name][1](scene, n, threads)
     assert scene.intact(), f"{name} of {n} elements wrote outside its buffers"

@@ -28,10 +28,20 @@ def test_override_selects_at_import() -> None:
     found = imported("portable")
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout) == dict.fromkeys(FAMILIES, "portable")
-    best = {family: names[0][0] for family, names in kernels.variants().items() if names[0][1]}
+    best = json.loads(imported("").stdout)
     found = imported(" sha256=portable , codec=portable ")
     expected = {**best, "sha256": "portable", "codec": "portable"}
     assert json.loads(found.stdout) == {family: expected[family] for family in FAMILIES}
+
+
+def test_the_best_variant_that_the_cpu_can_run_and_has_a_reason_for() -> None:
+    """avx2-faint runs wherever avx2 does, and is for CPUs that leave subnormals to microcode."""
+    best = json.loads(imported("").stdout)
+    usable = {family: [name for name, can in names if can]
+              for family, names in kernels.variants().items()}
+    if "assisted subnormals" not in kernels.describe()["cpu"] and "avx2" in usable["blend"]:
+        assert usable["blend"].pop(0) == "avx2-faint"
+    assert best == {family: names[0] for family, names in usable.items()}
 
 
 @pytest.mark.parametrize(
