@@ -168,7 +168,11 @@ class SimLearner:
         if process != self.process or self.done or self.session.error is not None:
             return
         self.world.after(self.step_ns * self.world.between(0.8, 1.25), self.train, process)
-        if self.world.now_ns < self.stalled_until_ns or self.budget_spent():
+        if self.world.now_ns < self.stalled_until_ns:
+            if self.link is not None and self.link.idle and self.world.chance(0.3):
+                self.link.control(self.session.heartbeat())  # the pulse, which needs no step
+            return
+        if self.budget_spent():
             return
         if self.session.phase is Phase.TRAINING:
             for values in self.values:
