@@ -1,26 +1,35 @@
 """The way in: first frames, HELLO and DATA_HELLO.
 
 It answers what can be refused without knowing rounds, and hands the rest on; it must not keep a
-session of its own, and holds no more for strangers than the limits below.
+session of its own, and holds no more for strangers than the limits below. A long HELLO stops
+nobody (rule 14.7): a worker reads it.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from syncer.config import Config
 from syncer.core import actions, events
 from syncer.errors import ConfigError, RemoteProtocolError
+from syncer.layout import Layout
 from syncer.protocol import Msg
 from syncer.server.conn import Channel, Owner
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
 from syncer.server.log import Log
 from syncer.server.loop import Loop
+from syncer.server.reading import Reading
+from syncer.server.workers import Job, Workers
 from syncer.wire.encode import encode_error
 from syncer.wire.frames import FrameReader
-from syncer.wire.hello import Hello, parse_hello
+from syncer.wire.hello import Claim, Hello, carries, read_hello
+from syncer.wire.identity import Identity
+from syncer.wire.layout import LayoutBytes
 from syncer.wire.limits import Limits
 from syncer.wire.messages import DataHello, parse_data_hello
 
@@ -32,17 +41,28 @@ FIRST_FRAME_NS = 30 * 10**9
 """Time from accept to a complete first frame."""
 DATA_HELLO_WAIT_NS = 10 * 10**9
 """Time that a data socket waits for the HELLO of its group (wire 7.2)."""
+HELLO_INLINE_MAX = 64 * 1024
+"""A HELLO of at most so many bytes is read on the loop's thread: that takes up to 5 ms for the most
+fragments that it can hold. A larger one stops everybody for up to a second and a half."""
 
 
 class Host(Protocol):
     """What the way in needs of the server behind it."""
 
-    def identity_refusal(self, hello: Hello) -> str | None:
+    @property
+    def identity(self) -> Identity | None:
+        """Of the session, or of what was resumed before it has one."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """Of the session."""
+
+    def identity_refusal(self, claim: Claim) -> str | None:
         """Text of the ERROR for a HELLO that does not belong to this run, else None."""
 
-    def open_session(self, hello: Hello) -> None:
-        """The first HELLO that belongs to the run; nothing on a later one. Raises `ConfigError`
-        when this server cannot merge such a layout."""
+    def open_session(self, hello: Hello, identity: Identity) -> None:
+        """The first HELLO that belongs to the run. Raises `ConfigError` when this server cannot
+        merge such a layout."""
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""
@@ -87,9 +107,11 @@ class Door:
     Large: one method per step of that way, and a limit at each.
     """
 
-    def __init__(self, loop: Loop, config: Config, log: Log, farewells: Farewells, host: Host):
+    def __init__(self, loop: Loop, workers: Workers, config: Config, *, log: Log,
+                 farewells: Farewells, host: Host):
         self.loop, self.config, self.log, self.host = loop, config, log, host
         self.farewells = farewells
+        self.reading = Reading(workers)
         self.strangers: dict[int, Stranger] = {}
         self.stranger_bytes = 0
         self.welcomed = 0
@@ -130,18 +152,74 @@ class Door:
             self._data_hello(stranger, parse_data_hello(payload))
 
     def _hello(self, stranger: Stranger, payload: memoryview) -> None:
-        config = self.config
-        hello = parse_hello(payload, key=config.key_bytes, learners=config.learners)
-        refusal = self.host.identity_refusal(hello)
+        def read() -> Claim:
+            return read_hello(payload, key=self.config.key_bytes, learners=self.config.learners)
+
+        if self._is_short(payload):
+            self._claim(stranger, read())
+            return
+        stranger.channel.pause()
+        stranger.timer.cancel()  # the rest of its time is this server's
+        self._aside(stranger, read, lambda claim: self._claim(stranger, claim))
+
+    # rule 14.7
+    def _is_short(self, payload: memoryview) -> bool:
+        """Whether a HELLO takes next to nothing to read: by its size, or as its layout, the long
+        part of it, is that of the session byte for byte."""
+        if len(payload) <= HELLO_INLINE_MAX:
+            return True
+        identity = self.host.identity
+        layout = None if identity is None else identity.shape
+        return (isinstance(layout, LayoutBytes) and carries(payload, layout)
+                and len(payload) - len(layout) <= HELLO_INLINE_MAX)
+
+    def _aside(self, stranger: Stranger, run: Callable[[], Any], then: Callable[[Any], None],
+               next_one: bool = False) -> None:
+        """`then(run())`, whose first half is done on a worker; unless it has gone meanwhile."""
+        def done(result: Any, error: BaseException | None) -> None:
+            if stranger.number not in self.strangers:
+                return
+            try:
+                if error is not None:
+                    raise error
+                then(result)
+            except RemoteProtocolError as refusal:
+                self.refuse(stranger.channel, str(refusal))
+            except MemoryError:
+                self.loop.refused(stranger.channel.peer, os.strerror(errno.ENOMEM))
+                stranger.on_lost(stranger.channel, "no memory")
+
+        self.reading.submit(Job(run, done), next_one=next_one)
+
+    def _claim(self, stranger: Stranger, claim: Claim) -> None:
+        """A HELLO is read: who belongs to the run gets the session's layout, and the first one of a
+        run gives it."""
+        refusal = self.host.identity_refusal(claim)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
-        self.forget(stranger)
-        channel = stranger.channel
-        try:
-            self.host.open_session(hello)
-        except ConfigError as error:
-            self.refuse(channel, f"invalid HELLO: {error}")
+        layout = self.host.layout
+        if layout is not None:
+            self._arrive(stranger, claim.hello(layout))
+        elif len(claim.layout) <= HELLO_INLINE_MAX:
+            self._first(stranger, claim, claim.layout.read())
+        else:
+            self._aside(stranger, claim.layout.read,
+                        lambda layout: self._first(stranger, claim, layout), next_one=True)
+
+    def _first(self, stranger: Stranger, claim: Claim, layout: Layout) -> None:
+        if self.host.layout is not None:  # a shorter one was faster
+            self._claim(stranger, claim)
             return
+        hello, identity = claim.hello(layout), Identity.of_hello(claim)
+        try:
+            self.host.open_session(hello, identity._replace(shape=claim.layout.kept()))
+        except ConfigError as error:
+            raise RemoteProtocolError(f"invalid HELLO: {error}") from None
+        self._arrive(stranger, hello)
+
+    def _arrive(self, stranger: Stranger, hello: Hello) -> None:
+        channel = stranger.channel
+        self.forget(stranger)
         self.arrived_count += 1
         self.arrivals[self.arrived_count] = channel, hello
         channel.pause()

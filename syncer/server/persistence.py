@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 
 from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
@@ -128,12 +129,13 @@ class Persistence:
             facts.step, len(facts.numels), facts.fingerprint,
             {learner: list(entry) for learner, entry in facts.ledger.items()})
 
-    @property
+    @cached_property
     def identity(self) -> Identity | None:
         """Of the session that was resumed, None for a fresh run."""
         facts = self.facts
         return None if facts is None else Identity(
-            facts.fingerprint, facts.contract, facts.layout or facts.numels, step=facts.step)
+            facts.fingerprint, facts.contract, facts.layout or facts.numels,
+            step=facts.step).in_bytes()
 
     def take_loaded(self) -> list[Loaded]:
         """The fragments that were resumed from, once: they belong to the caller now."""

@@ -55,10 +55,9 @@ class Parts(NamedTuple):
 class RunSession:
     """A run whose layout is known. Raises `ConfigError` for one that it cannot merge."""
 
-    def __init__(self, hello: Hello, parts: Parts):
+    def __init__(self, hello: Hello, identity: Identity, parts: Parts):
         config, loop, handle = parts.config, parts.loop, parts.handle
-        self.hello, self.parts = hello, parts
-        self.identity = Identity.of_hello(hello)
+        self.hello, self.identity, self.parts = hello, identity, parts
         self.groups: dict[actions.Member, Group] = {}
         bf16 = bulk_dtype(hello.dtype) == DTYPE_BF16
         self.merging = Merging(config, hello.layout, parts.workers, loop, handle, bf16=bf16)

@@ -1,7 +1,7 @@
 """One run of the server from start to exit status: opens what it needs, serves, flushes, ends.
 
 It makes no system call of its own: those are the ports of a `System`. What happens between the
-start and the end is the driver's.
+start and the end is the driver's. Only who could be a learner of such a run may end it (rule 14.8).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from syncer.core import actions, events
 from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import NO_FAILURES, Exit
+from syncer.layout import Layout
 from syncer.server.door import Door
 from syncer.server.driver import Driver, InvariantsWatch, RunEnd, Watch
 from syncer.server.farewell import Farewells
@@ -28,8 +29,8 @@ from syncer.server.run_session import Parts, RunSession
 from syncer.server.system import BindError, Signals, System
 from syncer.server.tape import Recorder, Tape
 from syncer.streams import complain
-from syncer.wire.hello import Hello
-from syncer.wire.identity import Pins, identity_refusal, mismatch
+from syncer.wire.hello import Claim, Hello
+from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch, pins_refusal
 
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
@@ -42,6 +43,8 @@ class Server:
     port) as bound, `status` the exit status once `life` has ended. Raises `BindError` when the
     address cannot be listened on, `ConfigError` when a file cannot be opened or a thread not be
     made, `CheckpointError` when a checkpoint cannot be resumed.
+
+    Large: the parts of a server, their life, and the answers that the door asks for.
     """
 
     def __init__(self, config: Config, log: Log | None = None, system: System | None = None,
@@ -68,7 +71,8 @@ class Server:
             self.persistence.begin()
             undo.pop_all()
         self.farewells = Farewells()
-        self.door = Door(self.loop, config, self.log, self.farewells, self)
+        self.door = Door(self.loop, self.workers, config, log=self.log,
+                         farewells=self.farewells, host=self)
         self.listener = Listener(self.loop, self.log, sock, self.door.welcome)
         self.driver = Driver(Scheduler(config, self.persistence.resumed), self.loop, {
             actions.Log: lambda action: self.log.write(*action),
@@ -111,26 +115,38 @@ class Server:
     def handle(self, event: events.Event) -> None:
         self.driver.handle(event)
 
-    def identity_refusal(self, hello: Hello) -> str | None:
-        """Text of the ERROR for a HELLO that does not belong to this run, else None."""
-        resumed = self.persistence.identity
-        text = None if resumed is None else mismatch(resumed, hello)
-        if text is not None:
-            self.handle(events.Misfit(text))
-        identity = None if self.session is None else self.session.identity
-        return identity_refusal(identity, hello, self.pins) or text
+    @property
+    def identity(self) -> Identity | None:
+        """Of the session, or of what was resumed before it has one."""
+        return self.persistence.identity if self.session is None else self.session.identity
 
-    def open_session(self, hello: Hello) -> None:
+    @property
+    def layout(self) -> Layout | None:
+        """Of the session."""
+        return None if self.session is None else self.session.hello.layout
+
+    # rule 14.8
+    def identity_refusal(self, claim: Claim) -> str | None:
+        """Text of the ERROR for a HELLO that does not belong to this run, else None. What no run of
+        this server would take ends nothing but its connection."""
+        refusal = identity_refusal(self.identity, claim, self.pins)
+        resumed = self.persistence.identity
+        if refusal is not None and resumed is not None and pins_refusal(claim, self.pins) is None:
+            misfit = mismatch(resumed, claim)
+            if misfit is not None:
+                self.handle(events.Misfit(misfit))
+        return refusal
+
+    def open_session(self, hello: Hello, identity: Identity) -> None:
         """The first HELLO that belongs to the run makes the session. Raises `ConfigError`."""
-        if self.session is None:
-            self.session = RunSession(hello, Parts(
-                self.config, self.loop, self.workers, self.log, self.recorder, self.persistence,
-                self.door, self.farewells, self.driver.handle))
-            self.driver.add_owners(self.session.owners())
-            try:
-                self.persistence.check_space([f.numel for f in hello.layout.fragments])
-            except WriteError as error:
-                self.driver.ending = RunEnd(Exit.NOT_WRITTEN, str(error))
+        self.session = RunSession(hello, identity, Parts(
+            self.config, self.loop, self.workers, self.log, self.recorder, self.persistence,
+            self.door, self.farewells, self.driver.handle))
+        self.driver.add_owners(self.session.owners())
+        try:
+            self.persistence.check_space([f.numel for f in hello.layout.fragments])
+        except WriteError as error:
+            self.driver.ending = RunEnd(Exit.NOT_WRITTEN, str(error))
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""

@@ -100,11 +100,12 @@ def _hello_body(hello: Hello) -> bytes:
     )
     streams = hello.num_streams.to_bytes(2, "little")
     return b"".join(
-        [head, _layout_bytes(hello.layout), *hashes.values(), streams, _trailer(hello.compat_group)]
+        [head, encode_layout(hello.layout), *hashes.values(), streams, _trailer(hello.compat_group)]
     )
 
 
-def _layout_bytes(layout: Layout) -> bytes:
+def encode_layout(layout: Layout) -> bytes:
+    """The fragments as HELLO has them. Raises LocalProtocolError for a layout no HELLO can have."""
     _refuse_if(not layout.fragments, "layout must contain at least one fragment")
     parts = []
     for index, (merge_mode, numels, shapes) in enumerate(layout.fragments):

@@ -2,7 +2,8 @@
 
 Must not compare with a session (identity.py does) or know a socket. The MAC comes first
 (rule 14.1), since whoever has no key should learn nothing from the other refusals; then the fields
-in their order (rule 14.2).
+in their order (rule 14.2). The layout stays bytes until somebody wants it: whoever is refused costs
+no objects, and who belongs to a session has its layout.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from syncer.protocol import (
     PROTOCOL_VERSION,
     STREAMS_MAX,
 )
-from syncer.wire.layout import parse_layout
+from syncer.wire.layout import LayoutBytes, scan_layout
 from syncer.wire.limits import Limits
 from syncer.wire.messages import Bytes
 
@@ -46,10 +47,38 @@ class Hello(NamedTuple):
     compat_group: str | None = None
 
 
+class Claim(NamedTuple):
+    """A HELLO that is whole and within its limits; like `Hello`, but for its layout."""
+
+    learner: int
+    generation: int
+    dtype: int
+    layout: LayoutBytes
+    fingerprint: bytes
+    contract: bytes
+    profile_hash: bytes | None
+    num_streams: int
+    compat_group: str | None
+
+    def hello(self, layout: Layout) -> Hello:
+        """With its layout as an object: one that was read from it, or that equals it."""
+        return Hello(
+            self.learner,
+            self.generation,
+            self.dtype,
+            layout,
+            self.fingerprint,
+            self.contract,
+            self.profile_hash,
+            self.num_streams,
+            self.compat_group,
+        )
+
+
 class _Cursor:
     """Reads forward and refuses to read past the end."""
 
-    def __init__(self, data: bytes):
+    def __init__(self, data: memoryview):
         self.data, self.at = data, 0
 
     @property
@@ -62,7 +91,7 @@ class _Cursor:
                 f"payload truncated: {size} bytes expected at offset {self.at}, "
                 f"{self.remaining} are left"
             )
-        found = self.data[self.at : self.at + size]
+        found = bytes(self.data[self.at : self.at + size])
         self.at += size
         return found
 
@@ -73,26 +102,40 @@ class _Cursor:
 
 def hello_mac(key: bytes, body: Bytes) -> bytes:
     """HMAC-SHA256 over the domain and the HELLO body."""
-    return hmac.digest(key, HELLO_MAC_DOMAIN + bytes(body), "sha256")
+    mac = hmac.new(key, HELLO_MAC_DOMAIN, "sha256")
+    mac.update(body)
+    return mac.digest()
 
 
-def parse_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Hello:
+def read_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Claim:
     """Checks a HELLO payload in the order of wire 4.2 to 4.9, from its MAC to its limits.
 
     `key` is the island key, None when none is configured; `learners` is the size of the roster.
-    Raises RemoteProtocolError with exactly the text that the ERROR frame carries.
+    What takes long of a large one is done without the GIL. Raises RemoteProtocolError with exactly
+    the text that the ERROR frame carries.
     """
-    body = bytes(payload)
+    body = memoryview(payload)
     if key is not None:
         body = _authenticated_body(body, key)
     try:
-        return _parse_body(_Cursor(body), learners)
+        return _read_body(_Cursor(body), learners)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"invalid HELLO: {error}") from None
 
 
+def parse_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Hello:
+    """`read_hello`, with the layout as an object."""
+    claim = read_hello(payload, key=key, learners=learners)
+    return claim.hello(claim.layout.read())
+
+
+def carries(payload: Bytes, layout: LayoutBytes) -> bool:
+    """Whether a HELLO payload has this layout where its own should be; only that is looked at."""
+    return layout.begins(memoryview(payload)[HELLO_HEAD.size :])
+
+
 # rule 14.1
-def _authenticated_body(payload: bytes, key: bytes) -> bytes:
+def _authenticated_body(payload: memoryview, key: bytes) -> memoryview:
     if len(payload) < HASH_BYTES:
         raise RemoteProtocolError(
             f"HELLO authentication failed: {len(payload)} bytes cannot hold a "
@@ -107,7 +150,7 @@ def _authenticated_body(payload: bytes, key: bytes) -> bytes:
 
 
 # rule 14.2
-def _parse_body(cursor: _Cursor, learners: int) -> Hello:
+def _read_body(cursor: _Cursor, learners: int) -> Claim:
     version = cursor.number(2)
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(
@@ -125,14 +168,14 @@ def _parse_body(cursor: _Cursor, learners: int) -> Hello:
     dtype = cursor.number(1)
     if dtype not in DTYPES:
         raise RemoteProtocolError(f"unknown dtype {dtype}, expected 1 (f32), 2 (bf16) or 3 (q4)")
-    layout = _parse_layout(cursor)
+    layout = _read_layout(cursor)
     fingerprint, contract = cursor.take(HASH_BYTES), cursor.take(HASH_BYTES)
     profile_hash, num_streams, compat_group = _parse_tail(cursor)
     try:
         Limits.for_server(layout, dtype)
     except LocalProtocolError as error:
         raise RemoteProtocolError(str(error)) from None
-    return Hello(
+    return Claim(
         learner,
         generation,
         dtype,
@@ -145,11 +188,12 @@ def _parse_body(cursor: _Cursor, learners: int) -> Hello:
     )
 
 
-def _parse_layout(cursor: _Cursor) -> Layout:
+def _read_layout(cursor: _Cursor) -> LayoutBytes:
     fragments = cursor.number(4)
     if fragments == 0:
         raise RemoteProtocolError("layout must contain at least one fragment")
-    layout, cursor.at = parse_layout(cursor.data, cursor.at, fragments)
+    layout = scan_layout(cursor.data, cursor.at, fragments)
+    cursor.at += len(layout)
     return layout
 
 
@@ -177,10 +221,10 @@ def _parse_tail(cursor: _Cursor) -> tuple[bytes | None, int, str | None]:
     return profile_hash, num_streams, compat_group
 
 
-def _trailer_bytes(rest: bytes) -> int:
+def _trailer_bytes(rest: memoryview) -> int:
     """Length of the compat trailer, magic included; 0 if there is none."""
     for base in (2, 2 + HASH_BYTES):
-        head = rest[base : base + TRAILER_HEAD_BYTES]
+        head = bytes(rest[base : base + TRAILER_HEAD_BYTES])
         if len(head) == TRAILER_HEAD_BYTES and head.startswith(COMPAT_MAGIC):
             size = int.from_bytes(head[4:], "little")
             trailer = TRAILER_HEAD_BYTES + size

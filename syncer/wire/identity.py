@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from syncer.layout import Layout
 from syncer.protocol import DTYPES, RL_CONTRACT_DOMAIN
-from syncer.wire.hello import Hello
+from syncer.wire.encode import encode_layout
+from syncer.wire.hello import Claim, Hello
+from syncer.wire.layout import LayoutBytes, scan_layout
 
 UNDECLARED_GROUP = "未声明"
 
@@ -25,8 +27,8 @@ class Identity(NamedTuple):
 
     fingerprint: bytes
     contract: bytes
-    shape: Layout | tuple[int, ...]
-    """The layout; of a file that does not have it, the elements of each fragment."""
+    shape: LayoutBytes | Layout | tuple[int, ...]
+    """The layout, best as bytes; of a file that does not have it, the elements of each fragment."""
     dtype: int | None = None
     profile_hash: bytes | None = None
     compat_group: str = ""
@@ -35,15 +37,25 @@ class Identity(NamedTuple):
     """Of the checkpoint that states it, None for a HELLO."""
 
     @classmethod
-    def of_hello(cls, hello: Hello) -> Identity:
+    def of_hello(cls, hello: Hello | Claim) -> Identity:
         return cls(hello.fingerprint, hello.contract, hello.layout, hello.dtype,
-                   hello.profile_hash, hello.compat_group or "")
+                   hello.profile_hash, hello.compat_group or "").in_bytes()
+
+    def in_bytes(self) -> Identity:
+        """The same, so that to compare it with a HELLO takes no objects of the layout."""
+        if not isinstance(self.shape, Layout):
+            return self
+        data, fragments = encode_layout(self.shape), len(self.shape.fragments)
+        return self._replace(shape=scan_layout(data, 0, fragments))
 
     def limited_to(self, other: Identity) -> Identity:
         """This identity without what the other one does not state."""
         if other.step is None:
             return self
-        shape = self.shape if isinstance(other.shape, Layout) else _numels(self.shape)
+        shape = self.shape
+        if isinstance(other.shape, tuple) and _sums(shape) == _sums(other.shape):
+            assert isinstance(shape, LayoutBytes)  # it is a HELLO's
+            shape = shape.numels()
         return Identity(self.fingerprint, self.contract, shape, step=other.step)
 
 
@@ -63,25 +75,29 @@ def rl_contract(fingerprint: bytes, island: bytes) -> bytes:
     return hashlib.sha256(RL_CONTRACT_DOMAIN + fingerprint + island).digest()
 
 
-def identity_refusal(identity: Identity | None, hello: Hello, pins: Pins) -> str | None:
-    """Text of the ERROR that answers a parsed HELLO, None if it belongs to the session.
+def identity_refusal(
+    identity: Identity | None, hello: Hello | Claim, pins: Pins
+) -> str | None:
+    """Text of the ERROR that answers a HELLO, None if it belongs to the session.
 
     identity: of the session, None while there is none. Compared in the order of wire 4.10 to 4.13.
     """
-    return (
-        _profile_refusal(hello, pins)
-        or _island_refusal(hello, pins.island)
-        or (None if identity is None else mismatch(identity, hello))
-    )
+    return pins_refusal(hello, pins) or (None if identity is None else mismatch(identity, hello))
+
+
+def pins_refusal(hello: Hello | Claim, pins: Pins) -> str | None:
+    """Text of the ERROR for a HELLO that no session of this syncer would have."""
+    return _profile_refusal(hello, pins) or _island_refusal(hello, pins.island)
 
 
 # rule 14.5
-def mismatch(identity: Identity, hello: Hello) -> str | None:
+def mismatch(identity: Identity, hello: Hello | Claim) -> str | None:
     """Text of the ERROR for a HELLO of another identity, None if it has this one.
 
     Learner, generation and num_streams are the connection's own; everything else is compared
     (wire 4.12, and 4.13 for a checkpoint).
     """
+    identity = identity.in_bytes()
     found = Identity.of_hello(hello).limited_to(identity)
     if identity.compat_group != found.compat_group:
         ours, theirs = (i.compat_group or UNDECLARED_GROUP for i in (identity, found))
@@ -93,7 +109,7 @@ def mismatch(identity: Identity, hello: Hello) -> str | None:
 
 
 # rule 14.3
-def _profile_refusal(hello: Hello, pins: Pins) -> str | None:
+def _profile_refusal(hello: Hello | Claim, pins: Pins) -> str | None:
     """A profile hash that was sent must be this syncer's own; a missing one only if required."""
     if hello.profile_hash is None:
         if not pins.profile_required:
@@ -111,7 +127,7 @@ def _profile_refusal(hello: Hello, pins: Pins) -> str | None:
 
 
 # rule 14.4
-def _island_refusal(hello: Hello, island: bytes | None) -> str | None:
+def _island_refusal(hello: Hello | Claim, island: bytes | None) -> str | None:
     """With a pinned island identity, the contract must be the RL contract made from it."""
     if island is None:
         return None
@@ -124,19 +140,22 @@ def _island_refusal(hello: Hello, island: bytes | None) -> str | None:
     )
 
 
-def _numels(shape: Layout | tuple[int, ...]) -> tuple[int, ...]:
-    """Elements of each fragment."""
-    return tuple(f.numel for f in shape.fragments) if isinstance(shape, Layout) else shape
+def _sums(shape: LayoutBytes | Layout | tuple[int, ...]) -> tuple[int, int]:
+    """Fragments and elements."""
+    if isinstance(shape, LayoutBytes):
+        return shape.fragments, shape.numel
+    numels = [f.numel for f in shape.fragments] if isinstance(shape, Layout) else shape
+    return len(numels), sum(numels)
 
 
 def _described(identity: Identity) -> str:
     """What an identity states, for the ERROR."""
-    numels = _numels(identity.shape)
+    fragments, elements = _sums(identity.shape)
     facts = [f"session_contract_hash={identity.contract.hex()}",
              f"fingerprint={identity.fingerprint.hex()}"]
     if identity.dtype is not None:
         facts.append(f"dtype={DTYPES[identity.dtype]}")
-    facts += [f"fragments={len(numels)}", f"elements={sum(numels)}"]
+    facts += [f"fragments={fragments}", f"elements={elements}"]
     if identity.step is None:
         profile = identity.profile_hash
         facts.append(f"profile={'none' if profile is None else profile.hex()}")

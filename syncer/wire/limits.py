@@ -24,6 +24,7 @@ from syncer.protocol import (
     tensor_bytes,
 )
 from syncer.wire import messages
+from syncer.wire.layout import LayoutBytes
 
 CHUNK_FRAME_BYTES_MAX = CHUNK_HEAD.size + CHUNK_SIZE
 
@@ -50,7 +51,7 @@ class Limits(NamedTuple):
         return cls(allowed, 0, prefix="invalid first frame: ")
 
     @classmethod
-    def for_server(cls, layout: Layout, dtype: int) -> Limits:
+    def for_server(cls, layout: Layout | LayoutBytes, dtype: int) -> Limits:
         """Of a connection group on the syncer after its HELLO.
 
         Raises LocalProtocolError if a size of this layout cannot be addressed.

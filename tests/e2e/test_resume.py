@@ -249,6 +249,26 @@ def test_in_a_strict_run_such_a_learner_ends_it(tmp_path, undisturbed):
     assert path.read_bytes() == undisturbed[4]
 
 
+@pytest.mark.parametrize(("refused", "text"), [
+    ({"profile_hash": b"\x99" * 32}, "HELLO syncer semantic profile"),
+    ({"learner": 9}, "invalid HELLO: learner_id 9"),
+])
+def test_what_no_run_would_take_does_not_end_a_strict_one(tmp_path, undisturbed, refused, text):
+    """Its contract is another one as well, but that is not why it is refused."""
+    path = tmp_path / "c"
+    path.write_bytes(undisturbed[4])
+    options = {"learner": 0, "contract": b"\x99" * 32} | refused
+    with ServerProcess(tmp_path, *flags(path, 1, "--resume", "--max-base-lag", "0"),
+                       steps=5) as server:
+        with ScriptedLearner(server.port, **options) as other:
+            assert other.error().startswith(text)
+        with ScriptedLearner(server.port, 0) as learner:
+            answer(learner, learner.pull(5))
+            learner.finish()
+            learner.close()
+        assert server.wait() == 0
+
+
 def test_a_failed_start_gives_the_path_back(tmp_path):
     """Bound by somebody else: no lock is left, in this process either."""
     config = Config(learners=1, total_steps=1, checkpoint_path=str(tmp_path / "c"), port=0)

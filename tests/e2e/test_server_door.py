@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from syncer.protocol import DTYPE_BF16, HASH_BYTES, Msg
 from syncer.server import door, merging
 from syncer.wire import encode, messages
 from syncer.wire.identity import rl_contract
-from tests.e2e.scripted import ScriptedLearner, ServerThread, layout_of
+from tests.e2e.scripted import ScriptedLearner, ServerThread, layout_of, wait_until
 
 SMALL = layout_of((4,))
 ONES = np.ones(4, np.float32)
@@ -137,6 +139,88 @@ def test_a_pinned_island_contract(tmp_path):
         assert refused(server.port).startswith("session mismatch")
         contract = rl_contract(fingerprint, identity)
         finish_alone(ScriptedLearner(server.port, 0, SMALL, contract=contract))
+        assert server.wait() == 0
+
+
+# -------------------------------------------------------------------------------- large HELLOs
+MANY = layout_of((1,) * 9000)
+"""A HELLO of 72,106 bytes."""
+
+
+def test_rounds_go_on_while_a_large_hello_is_read(tmp_path, monkeypatch):
+    """It waits on a worker, and the next one for it; both are told off, and the session stands."""
+    read, may_end = door.read_hello, threading.Event()
+    readers: list[str] = []
+
+    def slowly(payload, **settings):
+        if len(payload) > 65_536:
+            readers.append(threading.current_thread().name)
+            assert may_end.wait(60)
+        return read(payload, **settings)
+
+    monkeypatch.setattr(door, "read_hello", slowly)
+    with ServerThread(tmp_path, total_steps=21) as server, ScriptedLearner(
+            server.port, 0, SMALL) as learner:
+        learner.send_init([ONES])
+        with ScriptedLearner(server.port, 0, MANY) as one, ScriptedLearner(
+                server.port, 0, MANY, dtype=DTYPE_BF16) as two:
+            wait_until(lambda: readers, "a HELLO is being read")
+            for _ in range(20):
+                learner.push(learner.pull(), ONES)
+            pull = learner.pull()
+            assert len(readers) == 1
+            may_end.set()
+            for other in (one, two):
+                text = other.error()
+                assert text.startswith("session mismatch: expected session_contract_hash=")
+                assert "fragments=1 elements=9000" in text
+        assert len(readers) == 2
+        assert all(name.startswith("syncer-worker") for name in readers)
+        learner.push(pull, ONES)
+        learner.finish()
+        assert server.wait() == 0
+
+
+def test_a_large_hello_makes_a_session_and_equal_ones_share_its_layout(tmp_path, monkeypatch):
+    """The first is read on the workers, the others' bytes are compared where they arrive."""
+    read, readers = door.read_hello, []
+
+    def watched(payload, **settings):
+        readers.append(threading.current_thread().name)
+        return read(payload, **settings)
+
+    monkeypatch.setattr(door, "read_hello", watched)
+    with ServerThread(tmp_path, learners=3, island_hmac_key="k") as server:
+        learners = [ScriptedLearner(server.port, i, MANY, key=b"k") for i in range(3)]
+        for learner in learners:
+            server.log.wait("learner connected", learner=learner.learner)
+        groups = server.server.session.groups.values()
+        assert len({id(group.hello.layout) for group in groups}) == 1
+        assert {group.hello.layout for group in groups} == {MANY}
+        assert sum(name.startswith("syncer-worker") for name in readers) >= 1
+        alone = ScriptedLearner(server.port, 0, MANY, key=b"k")
+        server.log.wait("learner connected", generation=alone.hello.generation)
+        assert not readers[-1].startswith("syncer-worker")
+        assert refused(server.port, 0, MANY, key=b"other").startswith("HELLO authentication")
+        for learner in (*learners, alone):
+            learner.close()
+        server.server.stop()
+
+
+def test_memory_that_is_lacking_for_a_hello_ends_its_connection(tmp_path, monkeypatch):
+    read, refuse = door.read_hello, [True]
+
+    def watched(payload, **settings):
+        if len(payload) > 65_536 and refuse:
+            raise MemoryError(refuse.pop())
+        return read(payload, **settings)
+
+    monkeypatch.setattr(door, "read_hello", watched)
+    with ServerThread(tmp_path) as server:
+        with ScriptedLearner(server.port, 0, MANY) as other:
+            other.ended()
+        server.log.wait("the system failed a connection", error="Cannot allocate memory")
+        finish_alone(ScriptedLearner(server.port, 0, SMALL))
         assert server.wait() == 0
 
 

@@ -392,6 +392,13 @@ DOOR = broken(
     ("14.4", "an island may be any island", "if hello.contract == expected:", "if True:"),
     ("14.5", "the layout is not compared", "    if identity == found:\n",
      "    if identity._replace(shape=()) == found._replace(shape=()):\n"),
+) + broken(
+    "server/door.py",
+    ("14.7", "a long HELLO stops everybody", "if len(payload) <= HELLO_INLINE_MAX:", "if True:"),
+) + broken(
+    "server/service.py",
+    ("14.8", "a strict run ends by whom no run would take",
+     "resumed is not None and pins_refusal(claim, self.pins) is None:", "resumed is not None:"),
 )
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + SCHEDULER + COMMITTING
              + ENDING + OUTBOX + DOOR)

@@ -142,4 +142,6 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         # Until the faults stop: how many sockets, goodbyes and bytes nobody may have.
         "strangers": rng.choice([2, 8, 1024, 1024]), "farewells": rng.choice([1, 1024, 1024]),
         "stranger_bytes": rng.choice([100, 1 << 28, 1 << 28, 1 << 28]),
+        # From how many bytes on a HELLO is read on the workers.
+        "hello_inline": rng.choice([0, 65_536, 65_536]),
     }

@@ -45,7 +45,8 @@ REQUIRED = frozenset({
         "a HELLO of nobody", "a HELLO with another key", "a HELLO of another profile",
         "a short HELLO", "a DATA_HELLO of nobody", "a short DATA_HELLO", "a DATA_HELLO too many",
         "a generation twice", "a HELLO that cannot be merged", "a HELLO in a strict run",
-        "a HELLO of another session")),
+        "a HELLO of another session", "a HELLO of another layout",
+        "a HELLO of another profile and session")), "HELLOs are read on the workers",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
         "no_memory", "overflow", "stale", "false_report", "chown", "system_call")),

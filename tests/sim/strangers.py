@@ -54,6 +54,8 @@ def openings(fleet: Any) -> dict[str, bytes]:
         "a HELLO with another key": encode_hello(hello, b"another key"),
         "a HELLO of another profile": encode_hello(
             hello._replace(profile_hash=bytes(32)), fleet.key),
+        "a HELLO of another profile and session": encode_hello(
+            hello._replace(profile_hash=bytes(32), fingerprint=bytes(32)), fleet.key),
         "a short HELLO": frame(Msg.HELLO, bytes(5)),
         "a DATA_HELLO of nobody": encode_data_hello(DataHello(hello.learner, hello.generation, 0)),
         "a short DATA_HELLO": frame(Msg.DATA_HELLO, bytes(3)),
@@ -67,6 +69,8 @@ def openings(fleet: Any) -> dict[str, bytes]:
     if fleet.model_is_fixed:                      # otherwise it would be what fixes it
         found["a HELLO of another session"] = encode_hello(
             hello._replace(fingerprint=bytes(32), contract=bytes(32)), fleet.key)
+        found["a HELLO of another layout"] = encode_hello(
+            hello._replace(layout=Layout(hello.layout.fragments * 2)), fleet.key)
     if fleet.session_is_fixed:
         found["a HELLO of another group"] = encode_hello(
             hello._replace(compat_group="other"), fleet.key)

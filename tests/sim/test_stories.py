@@ -9,9 +9,10 @@ import pytest
 
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH
-from tests.sim.fleet import Fleet, scaled
+from tests.sim.fleet import Fleet
 from tests.sim.network import Network
-from tests.sim.strangers import Stranger
+from tests.sim.scale import scaled
+from tests.sim.strangers import Stranger, openings
 from tests.toy_driver import toy_config
 
 
@@ -116,5 +117,37 @@ def test_a_selector_without_room_for_the_listening_socket_is_asked_again():
         fleet.network.failing["register"].append(errno.ENOSPC)
         fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 1)
     assert b"".join(fleet.lines.lines).count(b"for a moment") == 2
+    fleet.play()
+    fleet.check()
+
+
+def test_a_worker_without_memory_for_a_hello_ends_that_connection():
+    """Whose learner dials again; the run is none the worse."""
+    fleet = Fleet(4, config=toy_config(learners=2, total_steps=5), faults=[],
+                  settings={"hello_inline": 0})
+    with scaled(fleet.settings):
+        fleet.server.system.the_workers.failing = 1
+        fleet.world.wait(lambda: fleet.server.system.the_workers.failed)
+    fleet.play()
+    fleet.check()
+    said = b"".join(fleet.lines.lines)
+    assert said.count(b"the system failed a connection") == 1
+    assert b"internal error" not in said
+
+
+def test_what_no_run_would_take_does_not_end_a_strict_one():
+    """A HELLO of another profile and another session: the first of both is why it is refused."""
+    fleet = Fleet(5, config=toy_config(learners=2, quorum=2, grace_ms=0, max_base_lag=0,
+                                       total_steps=9, checkpoint_path=PATH, checkpoint_every=1),
+                  faults=[], settings={"streams": 0})
+    fleet.disk.fault_chance = 0
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 3)
+        fleet.crash("kill")
+        fleet.world.wait(lambda: fleet.server.config.resume)
+        stranger = Stranger(fleet, openings(fleet)["a HELLO of another profile and session"],
+                            5 * SECOND)
+        fleet.world.wait(lambda: stranger.closed)
+    assert b"HELLO syncer semantic profile differs" in stranger.answer
     fleet.play()
     fleet.check()

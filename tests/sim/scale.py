@@ -1,0 +1,38 @@
+"""Sizes and limits of the server, as small as the tensors and crowds of a simulated run.
+
+Must not draw them: a seed does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from syncer.server import door, farewell, ingest
+from syncer.wire import encode
+
+LIMITS = (door, "STRANGERS_MAX", "strangers"), (door, "STRANGER_BYTES_MAX", "stranger_bytes"), (
+    farewell, "FAREWELLS_MAX", "farewells")
+"""(module, constant, setting) of what strangers and goodbyes may have."""
+SIZES = (encode, "CHUNK_SIZE", "chunk_bytes"), (ingest, "INLINE_ELEMENTS_MAX", "inline_elements"), (
+    door, "HELLO_INLINE_MAX", "hello_inline")
+"""The same of what is large."""
+REAL = {(module, name): getattr(module, name) for module, name, _ in (*LIMITS, *SIZES)}
+
+
+def forgive() -> None:
+    """Limits that no honest learner of a simulation can meet."""
+    for module, name, _ in LIMITS:
+        setattr(module, name, REAL[module, name])
+
+
+@contextmanager
+def scaled(settings: dict[str, Any]) -> Iterator[None]:
+    for module, name, setting in (*LIMITS, *SIZES):
+        setattr(module, name, settings[setting])
+    try:
+        yield
+    finally:
+        for module, name, _ in (*LIMITS, *SIZES):
+            setattr(module, name, REAL[module, name])
