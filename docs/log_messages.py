@@ -24,6 +24,9 @@ MEANINGS = {
     "a library changed how floats are computed; this is undone":
         "`thread` flushed subnormal numbers or rounded in another way, as some libraries ask for; "
         "results are the same as without",
+    "room for learners": "so many of `sockets_each` sockets fit in the limit of descriptors",
+    "not every learner fits in the limit of descriptors":
+        "raise it (`ulimit -n`): who is too much is told to try again later",
     "a setting has no effect":
         "`setting` was given, and does nothing without what it `needs`; see flags.md",
     "a setting is far beyond what is usual":

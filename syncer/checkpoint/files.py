@@ -28,6 +28,11 @@ LACKING = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 """What a file system says that has no such call."""
 RETRY_PAUSE_S = 0.1
 """Before a call that failed is tried again."""
+SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE})
+"""No descriptor: whoever has them gives them back in a while; nothing is wrong with the disk."""
+SHORT_PAUSE_S = 1.0
+SHORT_TIMES_MAX = 120
+"""So often one save waits for a descriptor; these are no retries."""
 
 
 class Files:
@@ -159,7 +164,8 @@ for _name in [name for name in vars(Files) if not name.startswith("_")]:
 
 
 class Patient(Behind):
-    """Another `Files` whose passing troubles are tried again, `retries` times all in all.
+    """Another `Files` whose passing troubles are tried again, `retries` times all in all, and
+    whose want of a descriptor for two minutes.
 
     A failed fsync is never repeated: the kernel may have dropped the pages it could not write, and
     the next fsync would then report success over a hole. Whoever still has the data must write the
@@ -172,6 +178,7 @@ class Patient(Behind):
         super().__init__(files)
         self.left, self.pause_s, self.sleep = retries, pause_s, sleep
         self.told = told or (lambda name, error: None)
+        self.short_times = 0
 
     def take_retry(self, name: str, error: OSError) -> bool:
         """Whether there is one more attempt after this error; if so, it is used up."""
@@ -182,12 +189,31 @@ class Patient(Behind):
         self.sleep(self.pause_s)
         return True
 
+    def wait_for_descriptor(self, name: str, error: OSError) -> bool:
+        """Whether the call failed as there was none, and may be repeated as if it had not been."""
+        if error.errno not in SHORT_OF or self.short_times >= SHORT_TIMES_MAX:
+            return False
+        if not self.short_times:
+            self.told(name, error)
+        self.short_times += 1
+        self.sleep(SHORT_PAUSE_S)
+        return True
+
     def _again(self, name: str, call: Callable[..., T], *given: Any, **options: Any) -> T:
         while True:
             try:
                 return call(*given, **options)
             except OSError as error:
-                if not self.take_retry(name, error):
+                if not (self.wait_for_descriptor(name, error) or self.take_retry(name, error)):
+                    raise
+
+    def _once_open(self, name: str, call: Callable[[str], T], path: str) -> T:
+        """A call that is not repeated once it has its descriptor."""
+        while True:
+            try:
+                return call(path)
+            except OSError as error:
+                if not self.wait_for_descriptor(name, error):
                     raise
 
     def create(self, path: str, *, direct: bool = False) -> int:
@@ -207,6 +233,12 @@ class Patient(Behind):
 
     def free_bytes(self, path: str) -> int:
         return self._again("free_bytes", self.files.free_bytes, path)
+
+    def sync_directory(self, path: str) -> None:
+        self._once_open("sync_directory", self.files.sync_directory, path)
+
+    def open(self, path: str) -> int:
+        return self._once_open("open", self.files.open, path)
 
 
 FILES = Files()

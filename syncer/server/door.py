@@ -18,6 +18,7 @@ from syncer.core import actions, events
 from syncer.errors import ConfigError, RemoteProtocolError
 from syncer.layout import Layout
 from syncer.protocol import Msg
+from syncer.server.capacity import Capacity
 from syncer.server.conn import Channel, Owner
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
@@ -34,9 +35,11 @@ from syncer.wire.limits import Limits
 from syncer.wire.messages import DataHello, parse_data_hello
 
 STRANGERS_MAX = 1024
-"""Sockets without an accepted first frame; one more ends the oldest of them."""
-STRANGER_BYTES_MAX = 256 * 1024 * 1024
-"""Received bytes of all unfinished first frames; who passes it is refused."""
+"""Sockets without an accepted first frame, if there are descriptors for so many; one more ends the
+oldest of them."""
+STRANGER_BYTES_MAX = 64 * 1024 * 1024
+"""Received bytes of all unfinished first frames; beyond it the largest of them is refused. As there
+are at most `STRANGERS_MAX`, that one has more than 64 KiB."""
 FIRST_FRAME_NS = 30 * 10**9
 """Time from accept to a complete first frame."""
 DATA_HELLO_WAIT_NS = 10 * 10**9
@@ -63,6 +66,9 @@ class Host(Protocol):
     def open_session(self, hello: Hello, identity: Identity) -> None:
         """The first HELLO that belongs to the run. Raises `ConfigError` when this server cannot
         merge such a layout."""
+
+    def make_room(self, learner: int) -> None:
+        """End the oldest connection of a learner that dials again, if it has one."""
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""
@@ -108,9 +114,9 @@ class Door:
     """
 
     def __init__(self, loop: Loop, workers: Workers, config: Config, *, log: Log,
-                 farewells: Farewells, host: Host):
+                 farewells: Farewells, capacity: Capacity, host: Host):
         self.loop, self.config, self.log, self.host = loop, config, log, host
-        self.farewells = farewells
+        self.farewells, self.capacity = farewells, capacity
         self.reading = Reading(workers)
         self.strangers: dict[int, Stranger] = {}
         self.stranger_bytes = 0
@@ -122,13 +128,25 @@ class Door:
     def welcome(self, sock: socket.socket, peer: str) -> None:
         """A new connection: it has `FIRST_FRAME_NS` for its first frame."""
         if len(self.strangers) >= STRANGERS_MAX:
-            oldest = next(iter(self.strangers.values()))
-            self.log.warning("too many connections without a HELLO: the oldest is closed",
-                             peer=oldest.channel.peer, limit=STRANGERS_MAX)
-            oldest.on_lost(oldest.channel, "evicted")
+            self._evict()
+        while self._others() >= self.capacity.rest and (self.farewells.open or self.strangers):
+            if self.farewells.open:
+                self.farewells.shorten()
+            else:
+                self._evict()
         self.welcomed += 1
         stranger = Stranger(self, self.welcomed, sock, peer)
         self.strangers[stranger.number] = stranger
+
+    def _others(self) -> int:
+        """Sockets that belong to no member."""
+        return len(self.strangers) + len(self.arrivals) + self.farewells.sockets
+
+    def _evict(self) -> None:
+        oldest = next(iter(self.strangers.values()))
+        self.log.warning("too many connections without a HELLO: the oldest is closed",
+                         peer=oldest.channel.peer, limit=min(STRANGERS_MAX, self.capacity.rest))
+        oldest.on_lost(oldest.channel, "evicted")
 
     def close(self) -> None:
         """Drop everybody who is not in; goodbyes go on."""
@@ -142,7 +160,8 @@ class Door:
     def count_bytes(self, stranger: Stranger, count: int) -> None:
         self.stranger_bytes += count
         if self.stranger_bytes > STRANGER_BYTES_MAX:
-            self.refuse(stranger.channel, "invalid first frame: this syncer receives too many "
+            largest = max(self.strangers.values(), key=lambda other: other.bytes)
+            self.refuse(largest.channel, "invalid first frame: this syncer receives too many "
                         "large first frames at once; try again later")
 
     def first_frame(self, stranger: Stranger, kind: int, payload: memoryview) -> None:
@@ -197,6 +216,7 @@ class Door:
         refusal = self.host.identity_refusal(claim)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
+        self._check_room(claim)
         layout = self.host.layout
         if layout is not None:
             self._arrive(stranger, claim.hello(layout))
@@ -205,6 +225,16 @@ class Door:
         else:
             self._aside(stranger, claim.layout.read,
                         lambda layout: self._first(stranger, claim, layout), next_one=True)
+
+    def _check_room(self, claim: Claim) -> None:
+        """Its sockets fit, those that it will dial as well: whoever is let in trains with all."""
+        sockets = 1 + claim.num_streams
+        if not self.capacity.has_room(sockets):
+            self.host.make_room(claim.learner)
+        if not self.capacity.has_room(sockets):
+            raise RemoteProtocolError(
+                f"this syncer has no room for {sockets} more sockets of a learner within its "
+                f"{self.capacity.limit} descriptors; try again later")
 
     def _first(self, stranger: Stranger, claim: Claim, layout: Layout) -> None:
         if self.host.layout is not None:  # a shorter one was faster

@@ -62,15 +62,27 @@ cdef class Farewell(Owner):
 
 
 class Farewells:
-    """The goodbyes that are under way."""
+    """The goodbyes that are under way, and their sockets."""
 
     def __init__(self):
         self.open = {}
+        self.sockets = 0
 
     def say(self, channels, main, frames):
         """Send `frames` on the channel `main` and close all these channels without losing them."""
-        farewell = Farewell(channels, main, lambda: self.open.pop(farewell, None))
+        count = len(channels)
+
+        def done():
+            if self.open.pop(farewell, 0) is None:
+                self.sockets -= count
+
+        farewell = Farewell(channels, main, done)
         self.open[farewell] = None
+        self.sockets += count
         farewell.finish(frames)
         if len(self.open) > FAREWELLS_MAX:
-            next(iter(self.open)).close()
+            self.shorten()
+
+    def shorten(self):
+        """The oldest of them ends now."""
+        next(iter(self.open)).close()

@@ -49,6 +49,11 @@ cdef class Group(Owner):
         control.owner = self
 
     @property
+    def sockets(self):
+        """How many it may have, by its HELLO."""
+        return 1 + self.hello.num_streams
+
+    @property
     def channels(self):
         return [self.control, *self.data.values()]
 

@@ -6,6 +6,8 @@ scheduler what they report.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -100,12 +102,26 @@ class RunSession:
 
     def _admit(self, action: actions.Admit) -> None:
         channel, hello = self.parts.door.arrived(action.connection)
-        group = Group(channel, hello, self.ingest)
+        try:
+            group = Group(channel, hello, self.ingest)
+        except MemoryError:
+            self.parts.loop.refused(channel.peer, os.strerror(errno.ENOMEM))
+            channel.close()
+            self.parts.handle(events.Disconnected(action.learner, action.generation))
+            return
+        self.parts.door.capacity.promise(group.sockets)
         group.work = Intake()
         self.groups[action.learner, action.generation] = group
         self.parts.door.open_reader(channel, group)
         channel.resume()
         self.parts.door.group_ready(group)
+
+    def make_room(self, learner: int) -> None:
+        """End the oldest connection of this learner, if it has one."""
+        for group in self.open_groups:
+            if group.learner == learner:
+                group.end("its learner has dialed again, and there is no room for both")
+                return
 
     def _close(self, action: actions.Close) -> None:
         group = self.find(action.learner, action.generation)
@@ -115,6 +131,7 @@ class RunSession:
     def _left(self, group: Group, reason: str, refusal: str | None) -> None:
         """Everything that came from a group which has ended is handed on."""
         del self.groups[group.learner, group.generation]
+        self.parts.door.capacity.promise(-group.sockets)
         silent_s = (self.parts.loop.now_ns() - group.heard_ns) / 1e9
         if refusal is None and silent_s >= SILENCE_S and reason != HUNG_UP:
             self.parts.log.warning(

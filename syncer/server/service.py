@@ -18,6 +18,7 @@ from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import NO_FAILURES, Exit
 from syncer.layout import Layout
+from syncer.server.capacity import USUAL_SOCKETS, Capacity
 from syncer.server.door import Door
 from syncer.server.driver import Driver, InvariantsWatch, RunEnd, Watch
 from syncer.server.farewell import Farewells
@@ -69,10 +70,11 @@ class Server:
             self.recorder = Recorder(open_tape(config, self.system), self.log)
             undo.callback(self.recorder.close)
             self.persistence.begin()
+            self.capacity = Capacity(self.system.descriptors())
             undo.pop_all()
         self.farewells = Farewells()
         self.door = Door(self.loop, self.workers, config, log=self.log,
-                         farewells=self.farewells, host=self)
+                         farewells=self.farewells, capacity=self.capacity, host=self)
         self.listener = Listener(self.loop, self.log, sock, self.door.welcome)
         self.driver = Driver(Scheduler(config, self.persistence.resumed), self.loop, {
             actions.Log: lambda action: self.log.write(*action),
@@ -148,6 +150,11 @@ class Server:
         except WriteError as error:
             self.driver.ending = RunEnd(Exit.NOT_WRITTEN, str(error))
 
+    def make_room(self, learner: int) -> None:
+        """End the oldest connection of a learner that dials again, if it has one."""
+        if self.session is not None:
+            self.session.make_room(learner)
+
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""
         return None if self.session is None else self.session.find(learner, generation)
@@ -186,6 +193,14 @@ class Server:
                       learners=config.learners, total_steps=config.total_steps,
                       fixed_roster=config.fixed_roster, authenticated=bool(config.key_bytes),
                       profile_hash=config.profile_hash.hex())
+        fit, limit = self.capacity.learners_fit, self.capacity.limit
+        if fit < config.learners:
+            self.log.warning("not every learner fits in the limit of descriptors", limit=limit,
+                             learners=config.learners, learners_fit=fit,
+                             sockets_each=USUAL_SOCKETS)
+        else:
+            self.log.info("room for learners", learners_fit=fit, sockets_each=USUAL_SOCKETS,
+                          descriptors=limit)
         for setting, needs in config.without_effect:
             self.log.warning("a setting has no effect", setting=setting, needs=needs)
         for setting, value, usual in config.unusual:

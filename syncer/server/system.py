@@ -28,11 +28,14 @@ from syncer.config import available_cores
 from syncer.errors import ConfigError, KernelError, SyncerError
 from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
+from syncer.server.capacity import Descriptors
 from syncer.server.selector import SelectorLoop
 from syncer.server.workers import Job, JobQueue, run_jobs
 
 WORKERS_MAX = 4
 BACKLOG = 512
+DESCRIPTORS_MAX = 1 << 20
+"""Where nothing limits them."""
 
 
 class BindError(SyncerError):
@@ -244,6 +247,17 @@ class Signals:
             signal.set_wakeup_fd(self.descriptor)
 
 
+def raise_limit() -> int:
+    """Have as many descriptors as this process may have; returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, min(DESCRIPTORS_MAX, hard if hard > 0 else DESCRIPTORS_MAX)):
+        with suppress(OSError, ValueError):  # an unlimited one is more than the kernel gives
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+            break
+    return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else soft
+
+
 class System:
     """The real world of one server: every port, each made when it is asked for."""
 
@@ -270,6 +284,14 @@ class System:
         """Where checkpoints are written. Raises `ConfigError` if its thread cannot be made."""
         check_threads(1)
         return Lane()
+
+    def descriptors(self) -> Descriptors:
+        """Of this process, when everything is open that will be."""
+        try:
+            used = len(os.listdir("/proc/self/fd"))
+        except OSError:  # no /proc: what a server has, and some more
+            used = 32
+        return Descriptors(raise_limit(), used)
 
     def append(self, path: str) -> AppendFile:
         """Raises OSError."""

@@ -433,6 +433,18 @@ def test_what_does_not_pass_counts(tmp_path, number, times, retries):
     assert not names_in(tmp_path)
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+@pytest.mark.parametrize("call", ["create", "sync_directory"])
+def test_a_descriptor_is_waited_for_without_a_retry(tmp_path, number, call):
+    told, slept = [], []
+    faulty = Faulty(0, only=call, number=number, times=40)
+    files = Patient(faulty, 0, 0.0, lambda name, error: told.append(name), slept.append)
+    write_checkpoint(tmp_path / "c", make_cut(2), files=files)
+    assert told == [call]
+    assert slept == [1.0] * 40
+    assert names_in(tmp_path) == {"c"}
+
+
 @pytest.mark.parametrize("call", ["sync", "sync_directory"])
 def test_an_fsync_is_never_repeated_on_the_same_bytes(tmp_path, call):
     faulty = Faulty(0, only=call)

@@ -349,13 +349,15 @@ class ServerProcess(Hosting):
 
     def __init__(self, directory: Path, *flags: str, learners: int = 1, steps: int = 1,
                  environment: dict[str, str] | None = None, wait: bool = True,
-                 module: tuple[str, ...] = ("syncer.server",)):
+                 module: tuple[str, ...] = ("syncer.server",), ulimit: str = ""):
         self.learners = []
         self.log_path = directory / f"server-{os.urandom(4).hex()}.log"
         self.log = LogFile(self.log_path)
         command = [sys.executable, "-m", *module, "--learners", str(learners),
                    "--total-steps", str(steps), "--port", "0", "--log-format", "json",
                    "--sync-interval-steps", "0", *flags]
+        if ulimit:
+            command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SYNCER_", "YETO_"))}
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -12,7 +15,13 @@ from syncer.protocol import DTYPE_BF16, HASH_BYTES, Msg
 from syncer.server import door, merging
 from syncer.wire import encode, messages
 from syncer.wire.identity import rl_contract
-from tests.e2e.scripted import ScriptedLearner, ServerThread, layout_of, wait_until
+from tests.e2e.scripted import (
+    ScriptedLearner,
+    ServerProcess,
+    ServerThread,
+    layout_of,
+    wait_until,
+)
 
 SMALL = layout_of((4,))
 ONES = np.ones(4, np.float32)
@@ -294,6 +303,110 @@ def test_the_oldest_stranger_goes_when_there_are_too_many(tmp_path, monkeypatch)
         crowd.ended()
         # With the crowd still there a learner gets in.
         finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+CROWD = """
+import resource, socket, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+crowd = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(1100)]
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def crowd_of_strangers(port: int):
+    """1,100 sockets that say nothing, of a process of their own."""
+    with subprocess.Popen([sys.executable, "-c", CROWD, str(port)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as crowd:
+        assert crowd.stdout.readline() == b"there\n"
+        yield
+        crowd.stdin.close()
+
+
+def test_a_checkpoint_is_possible_whoever_dials(tmp_path):
+    """1,100 idle strangers without the key, a server of 200 descriptors that writes every step."""
+    with ServerProcess(tmp_path, "--checkpoint-path", str(tmp_path / "c"),
+                       "--checkpoint-every", "1", steps=3,
+                       environment={"SYNCER_HMAC_KEY": "k"}, ulimit="-n 200") as server:
+        room = server.log.wait("room for learners", descriptors=200)
+        assert room["learners_fit"] >= 15
+        with ScriptedLearner(server.port, 0, SMALL, key=b"k", streams=2) as learner:
+            learner.send_init([ONES])
+            pull = learner.pull()
+            with crowd_of_strangers(server.port):
+                server.log.wait("too many connections without a HELLO: the oldest is closed")
+                for _ in range(2):
+                    learner.push(pull, ONES)
+                    pull = learner.pull()
+                learner.push(pull, ONES)
+                # With the crowd still there another one gets in.
+                with ScriptedLearner(server.port, 0, SMALL, key=b"k", streams=2) as later:
+                    later.finish()
+                assert server.wait() == 0
+        assert (tmp_path / "c").exists()
+        assert not server.log.find("cannot accept connections for a moment")
+
+
+def test_learners_that_do_not_fit_are_told_to_try_again_later(tmp_path):
+    """20 of 5 sockets each at 150 descriptors: as many as fit are in with all their sockets, and
+    the run goes on with them; one that leaves makes room for the next."""
+    with ServerProcess(tmp_path, "--checkpoint-path", str(tmp_path / "c"),
+                       "--checkpoint-every", "1", "--start-learners", "1", "--quorum", "1",
+                       learners=20, steps=1, ulimit="-n 150") as server:
+        warning = server.log.wait("not every learner fits in the limit of descriptors")
+        fit = warning["learners_fit"]
+        assert 5 < fit < 20
+        learners = [server.learner(i, SMALL, streams=4) for i in range(fit)]
+        for learner in learners:
+            server.log.wait("learner connected", learner=learner.learner)
+        assert "try again later" in refused(server.port, fit, streams=4)
+        assert not server.log.find("learner connected", learner=fit)
+        learners.pop().close()
+        server.log.wait("learner disconnected", learner=fit - 1)
+        learners.append(server.learner(fit, SMALL, streams=4))
+        server.log.wait("learner connected", learner=fit)
+        # Its next connection takes the place of the one before, where there is no other.
+        learners.append(server.learner(0, SMALL, streams=4))
+        server.log.wait("connection ended", learner=0)
+        learners[-1].send_init([ONES])
+        learners[-1].push(learners[-1].pull(), ONES)
+        for learner in learners[1:]:
+            learner.take_cut()
+        for learner in learners[1:]:
+            learner.until(Msg.SHUTDOWN)
+        assert server.wait() == 0
+
+
+def test_the_limit_of_descriptors_is_raised(tmp_path):
+    with ServerProcess(tmp_path, ulimit="-S -n 80") as server:
+        assert server.log.wait("room for learners")["descriptors"] > 80
+
+
+def test_a_server_without_a_descriptor_for_a_learner_does_not_start(tmp_path):
+    with ServerProcess(tmp_path, ulimit="-n 70", wait=False) as server:
+        assert server.wait() == 2
+        assert "70 descriptors leave none for a learner" in server.log.text()
+
+
+def test_the_largest_unfinished_first_frame_makes_room(tmp_path, monkeypatch):
+    """And not the one that is too much, whose HELLO has 98 bytes."""
+    monkeypatch.setattr(door, "STRANGER_BYTES_MAX", 300_000)
+    with ServerThread(tmp_path) as server:
+        with (ScriptedLearner(server.port, 0, SMALL, connect=False) as large,
+              ScriptedLearner(server.port, 0, SMALL, connect=False) as middle,
+              ScriptedLearner(server.port, 0, SMALL) as small):
+            for stranger, size in ((large, 180_000), (middle, 119_950)):
+                stranger.control = stranger.open_socket()
+                stranger.send(encode.frame_header(Msg.HELLO, 2**20) + bytes(size))
+            wait_until(lambda: server.server.door.stranger_bytes == 299_976, "all bytes are there")
+            small.close()
+            with ScriptedLearner(server.port, 0, SMALL) as learner:
+                assert "try again later" in large.error()
+                wait_until(lambda: len(server.server.door.strangers) == 1, "one stranger is left")
+                finish_alone(learner)
         assert server.wait() == 0
 
 

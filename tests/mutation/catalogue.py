@@ -396,6 +396,10 @@ DOOR = broken(
     "server/door.py",
     ("14.7", "a long HELLO stops everybody", "if len(payload) <= HELLO_INLINE_MAX:", "if True:"),
 ) + broken(
+    "server/capacity.py",
+    ("14.9", "learners are let in whose sockets do not fit",
+     "return self.rest - sockets >= STRANGERS_MIN", "return True"),
+) + broken(
     "server/service.py",
     ("14.8", "a strict run ends by whom no run would take",
      "resumed is not None and pins_refusal(claim, self.pins) is None:", "resumed is not None:"),

@@ -32,7 +32,8 @@ PATH = f"{DIRECTORY}/checkpoint"
 FAILING = ("create", "write", "sync", "close", "link", "rename", "unlink", "set_mode",
            "free_bytes", "sync_directory", "full", "attributes", "set_attribute", "status")
 FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink", "short", "short")
-NUMBERS = (errno.EIO, errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EOPNOTSUPP)
+NUMBERS = (errno.EIO, errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EDQUOT, errno.EACCES,
+           errno.EOPNOTSUPP)
 BLOCK = 4096
 
 

@@ -144,4 +144,6 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         "stranger_bytes": rng.choice([100, 1 << 28, 1 << 28, 1 << 28]),
         # From how many bytes on a HELLO is read on the workers.
         "hello_inline": rng.choice([0, 65_536, 65_536]),
+        # Descriptors for every learner once, and no more.
+        "tight": rng.random() < 0.2,
     }

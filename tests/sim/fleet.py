@@ -17,6 +17,7 @@ from syncer.core.run import tape_keys
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
 from syncer.layout import AVG, FragmentLayout, Layout
+from syncer.server.capacity import STRANGERS_MIN
 from syncer.server.system import BindError
 from syncer.wire.hello import Hello
 from syncer.wire.identity import rl_contract
@@ -147,6 +148,8 @@ class Fleet:
         witness = Witness(self.history, self.disk if self.saves else None, self.marks)
         system = SimSystem(self.world, self.network, self.disk, self.settings["work_ms"])
         system.tape, system.lines = self.tape, self.lines
+        if self.settings["tight"]:
+            system.sockets_max = STRANGERS_MIN + config.learners * (1 + self.settings["streams"])
         if config.resume and not faultless:
             system.files.may_garble = (config.checkpoint_format == "safetensors"
                                        and not config.no_verify)
@@ -393,6 +396,8 @@ class Fleet:
         server = self.server
         if not self.settings["hello_inline"]:
             self.marks.add("HELLOs are read on the workers")
+        if any(b"no room for both" in line for line in self.lines.lines):
+            self.marks.add("a connection made room for the next one of its learner")
         if not server.complete:
             assert "no learner is connected" in server.exit_text, server.exit_text
             assert not self.config.fixed_roster

@@ -305,8 +305,10 @@ class SimSocket:
 class Listener:
     """The listening socket of one server process."""
 
-    def __init__(self, network: Network, backlog_max: int = 512):
+    def __init__(self, network: Network, backlog_max: int = 512, sockets_max: int | None = None):
         self.network = network
+        self.sockets_max = sockets_max
+        """More would be descriptors that files need."""
         self.backlog_max = backlog_max
         self.waiting: deque[SimSocket] = deque()
         self.closed = False
@@ -339,6 +341,8 @@ class Listener:
             number = self.failing.popleft()
             raise OSError(number, os.strerror(number))
         sock = self.waiting.popleft()
+        if self.sockets_max is not None:          # this one is yet to be looked at
+            assert sum(not other.closed for other in self.accepted) <= self.sockets_max
         self.accepted.append(sock)
         return sock, ("127.0.0.1", sock.number)
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from syncer.server.capacity import FILES_RESERVED, Descriptors
 from syncer.server.loop import READ, WRITE, Handler, Loop, Timer
 from syncer.server.system import BindError, System, Usage
 from syncer.server.workers import Job, JobQueue, run_jobs
@@ -221,6 +222,8 @@ class SimSystem(System):
         self.the_workers: SimWorkers | None = None
         self.the_lane: SimLane | None = None
         self.listener: Listener | None = None
+        self.sockets_max: int | None = None
+        """What its descriptors leave for sockets; None: more than anybody will dial."""
 
     def loop(self) -> SimLoop:
         self.the_loop = SimLoop(self.world, self.network)
@@ -233,13 +236,17 @@ class SimSystem(System):
     def listen(self, host: str, port: int) -> Listener:
         if self.network.listener is not None:
             raise BindError(f"{host}:{port} is in use by another program")
-        self.listener = Listener(self.network)
+        self.listener = Listener(self.network, sockets_max=self.sockets_max)
         return self.listener
 
     def lane(self) -> SimLane:
         self.the_lane = SimLane(self.world, self.files.begin_work)
         self.files.passes = self.the_lane.passes
         return self.the_lane
+
+    def descriptors(self) -> Descriptors:
+        sockets = 1 << 20 if self.sockets_max is None else self.sockets_max
+        return Descriptors(10 + FILES_RESERVED + sockets, 10)
 
     def append(self, path: str) -> SimTape:
         return self.tape
