@@ -234,7 +234,7 @@ cdef class Channel(Handler):
                 self.loop.register(self.sock, mask, self)
             else:
                 self.loop.modify(self.sock, mask, self)
-        except OSError as error:  # the selector has forgotten the socket
+        except (OSError, MemoryError) as error:  # the selector has forgotten the socket
             self.mask = 0
             self._fail_later(error)
             return
@@ -256,8 +256,9 @@ cdef class Channel(Handler):
         """No more bytes will be sent."""
         try:
             self.sock.shutdown(socket.SHUT_WR)
-        except OSError as error:
-            if error.errno not in OF_THE_PEER:  # else there is nobody left to tell
+        except (OSError, MemoryError) as error:
+            # Of the peer: there is nobody left to tell.
+            if isinstance(error, MemoryError) or error.errno not in OF_THE_PEER:
                 self._fail_later(error)
 
     cpdef object close(self):

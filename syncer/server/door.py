@@ -83,7 +83,10 @@ class Stranger(Owner):
     def __init__(self, door: Door, number: int, sock: socket.socket, peer: str):
         self.door, self.number = door, number
         self.bytes = 0
-        self.reader = FrameReader(Limits.first_frame(), None)
+        try:
+            self.reader = FrameReader(Limits.first_frame(), None)
+        except RemoteProtocolError as error:  # no memory, for which no message of it is to blame
+            raise MemoryError(str(error)) from None
         self.channel = Channel(door.loop, sock, peer, self, self.reader,
                                door.config.write_timeout_s * 10**9)
         self.timer = door.loop.call_at(door.loop.now_ns() + FIRST_FRAME_NS,
@@ -95,7 +98,17 @@ class Stranger(Owner):
         self.door.count_bytes(self, count)
 
     def on_frame(self, channel: Channel, kind: int, payload: memoryview) -> None:
-        self.door.first_frame(self, kind, payload)
+        try:
+            self.door.first_frame(self, kind, payload)
+        except MemoryError:
+            if self.number not in self.door.strangers:
+                raise  # it is a member, or to be one
+            self.no_memory()
+
+    def no_memory(self) -> None:
+        """For its HELLO, or for the session that this one would make."""
+        self.door.loop.refused(self.channel.peer, os.strerror(errno.ENOMEM))
+        self.on_lost(self.channel, "no memory")
 
     def on_broken(self, channel: Channel, text: str) -> None:
         self.door.refuse(channel, text)
@@ -205,8 +218,9 @@ class Door:
             except RemoteProtocolError as refusal:
                 self.refuse(stranger.channel, str(refusal))
             except MemoryError:
-                self.loop.refused(stranger.channel.peer, os.strerror(errno.ENOMEM))
-                stranger.on_lost(stranger.channel, "no memory")
+                if stranger.number not in self.strangers:
+                    raise  # it is a member, or to be one
+                stranger.no_memory()
 
         self.reading.submit(Job(run, done), next_one=next_one)
 

@@ -51,31 +51,30 @@ class Listener(Handler):
                     self.loop.unregister(self.sock)
                     self._pause(error)
                     return
-                self.loop.refused("", os.strerror(error.errno or 0))
+                self.loop.refused("", _reason(error))
                 continue
             peer = f"{address[0]}:{address[1]}"
             try:
                 sock.setblocking(False)
                 tcp.configure(sock)
-            except OSError as error:
-                sock.close()
-                self.loop.refused(peer, os.strerror(error.errno or 0))
-            else:
                 self.welcome(sock, peer)
+            except (OSError, MemoryError) as error:
+                sock.close()
+                self.loop.refused(peer, _reason(error))
 
     def _listen(self) -> None:
         if not self.listening and self.sock.fileno() >= 0:
             try:
                 self.loop.register(self.sock, READ, self)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._pause(error)
             else:
                 self.listening = True
 
-    def _pause(self, error: OSError) -> None:
+    def _pause(self, error: OSError | MemoryError) -> None:
         """Whoever dials waits; the selector does not have the socket."""
         self.log.warning("cannot accept connections for a moment",
-                         error=os.strerror(error.errno or 0))
+                         error=_reason(error))
         self.listening = False
         self.pause = self.loop.call_at(self.loop.now_ns() + NO_DESCRIPTORS_PAUSE_NS, self._listen)
 
@@ -87,3 +86,8 @@ class Listener(Handler):
         if self.pause is not None:
             self.pause.cancel()
         self.sock.close()
+
+
+def _reason(error: OSError | MemoryError) -> str:
+    number = error.errno if isinstance(error, OSError) else errno.ENOMEM
+    return os.strerror(number or 0)

@@ -6,6 +6,8 @@ their order to each group's outbox.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
@@ -42,8 +44,9 @@ class Outgoing:
 
     def catch_up(self, action: actions.CatchUp) -> None:
         group = self._group((action.learner, action.generation), "catch-up")
-        if group is not None:
-            group.outbox.catch_up(self._all(Msg.BCAST_FRAGMENT))
+        images = self._all(Msg.BCAST_FRAGMENT, group)
+        if group is not None and images:
+            group.outbox.catch_up(images)
             group.pump()
 
     def pull(self, action: actions.Pull) -> None:
@@ -67,8 +70,8 @@ class Outgoing:
 
     def final_cut(self, action: actions.SendFinal) -> None:
         group = self._group((action.learner, action.generation), "final cut")
-        if group is not None:
-            cut = self._all(Msg.FINAL_FRAGMENT)
+        cut = self._all(Msg.FINAL_FRAGMENT, group)
+        if group is not None and cut:
             manifest = Manifest(action.step, tuple(version.version for version in cut))
             group.outbox.final_cut(cut, encode_manifest(manifest))
             group.pump()
@@ -87,8 +90,16 @@ class Outgoing:
                              generation=member[1])
         return group
 
-    def _all(self, kind: Msg) -> list[WireVersion]:
-        return [self._version(kind, fragment) for fragment in range(self.fragments)]
+    def _all(self, kind: Msg, group: Group | None) -> list[WireVersion]:
+        """Every fragment for a group; nothing if there is none, or no memory, which ends it."""
+        if group is None:
+            return []
+        try:
+            return [self._version(kind, fragment) for fragment in range(self.fragments)]
+        except MemoryError:
+            self.loop.refused(group.control.peer, os.strerror(errno.ENOMEM))
+            group.end("no memory for what it is to be sent")
+            return []
 
     def _version(self, kind: Msg, fragment: int) -> WireVersion:
         """The current version on the wire: one for everybody who needs it at the time."""

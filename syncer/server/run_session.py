@@ -1,7 +1,7 @@
 """What the first HELLO makes: the fragments, the memory for payloads, and who is connected.
 
 It must not decide who is admitted or what is sent; it has the parts that do it, and tells the
-scheduler what they report.
+scheduler what they report. Of one learner it keeps a few connections only (rule 14.10).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from syncer.server.farewell import Farewells
 from syncer.server.group import Group
 from syncer.server.ingest import Ingest, Intake
 from syncer.server.log import Log
-from syncer.server.loop import Loop
+from syncer.server.loop import Loop, Timer
 from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
@@ -33,6 +33,10 @@ from syncer.server.workers import Workers
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
 
+CONNECTIONS_MAX = 4
+"""Of one learner: its newest one, and those before it that are about to die."""
+TWO_ALIVE_NS = 10 * 10**9
+"""An older connection that is heard so long after the newest was made is another process's."""
 SILENCE_S = 10.0
 """A connection that fails after nothing came for so long was silent, not merely lost: learners of
 this library are heard every second or two, unless one step takes longer."""
@@ -61,6 +65,8 @@ class RunSession:
         config, loop, handle = parts.config, parts.loop, parts.handle
         self.hello, self.identity, self.parts = hello, identity, parts
         self.groups: dict[actions.Member, Group] = {}
+        self.looks: dict[Group, Timer] = {}
+        """By a learner's newest connection: when its older one is looked at again."""
         bf16 = bulk_dtype(hello.dtype) == DTYPE_BF16
         self.merging = Merging(config, hello.layout, parts.workers, loop, handle, bf16=bf16)
         if bf16:
@@ -111,10 +117,41 @@ class RunSession:
             return
         self.parts.door.capacity.promise(group.sockets)
         group.work = Intake()
+        older = [other for other in self.open_groups if other.learner == group.learner]
         self.groups[action.learner, action.generation] = group
         self.parts.door.open_reader(channel, group)
         channel.resume()
         self.parts.door.group_ready(group)
+        if older:
+            self._meet(group, older)
+
+    # rule 14.10
+    def _meet(self, group: Group, older: list[Group]) -> None:
+        """A learner has connected again: how many it has is limited, and two processes that call
+        themselves by one id are told of, since all but one of them train for nothing."""
+        if len(older) >= CONNECTIONS_MAX:
+            older.pop(0).end(f"its learner has {CONNECTIONS_MAX} newer connections")
+        if not older:
+            return
+        last = older[-1]
+        if _host(last) != _host(group):
+            self._warn_of_two(group, last)
+            return
+        # On one machine it may be the same process, whose old connection is as good as gone.
+        loop = self.parts.loop
+        now_ns = loop.now_ns()
+
+        def look() -> None:
+            del self.looks[group]
+            if not (last.ended or group.ended) and last.heard_ns > now_ns:
+                self._warn_of_two(group, last)
+
+        self.looks[group] = loop.call_at(now_ns + TWO_ALIVE_NS, look)
+
+    def _warn_of_two(self, group: Group, last: Group) -> None:
+        self.parts.log.warning(
+            "learner connected again while its older connection is alive", learner=group.learner,
+            peer=group.control.peer, older_peer=last.control.peer)
 
     def make_room(self, learner: int) -> None:
         """End the oldest connection of this learner, if it has one."""
@@ -132,6 +169,9 @@ class RunSession:
         """Everything that came from a group which has ended is handed on."""
         del self.groups[group.learner, group.generation]
         self.parts.door.capacity.promise(-group.sockets)
+        look = self.looks.pop(group, None)
+        if look is not None:
+            look.cancel()
         silent_s = (self.parts.loop.now_ns() - group.heard_ns) / 1e9
         if refusal is None and silent_s >= SILENCE_S and reason != HUNG_UP:
             self.parts.log.warning(
@@ -175,5 +215,11 @@ class RunSession:
         return [group for group in self.groups.values() if not group.ended]
 
     def close(self) -> None:
-        """Let go of results that will never be published."""
+        """Let go of results that will never be published, and of what would be looked at later."""
+        for look in self.looks.values():
+            look.cancel()
         self.merging.close()
+
+
+def _host(group: Group) -> str:
+    return group.control.peer.rpartition(":")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +13,9 @@ import pytest
 
 from syncer.errors import ConfigError
 from syncer.protocol import DTYPE_BF16, HASH_BYTES, Msg
-from syncer.server import door, merging
+from syncer.server import door, merging, run_session
 from syncer.wire import encode, messages
+from syncer.wire.frames import FrameReader
 from syncer.wire.identity import rl_contract
 from tests.e2e.scripted import (
     ScriptedLearner,
@@ -276,6 +278,68 @@ def test_a_data_socket_whose_hello_never_comes(tmp_path, monkeypatch):
             assert "unknown learner" in learner.error()
         assert not server.server.door.waiting
         finish_alone(ScriptedLearner(server.port, 0, SMALL))
+        assert server.wait() == 0
+
+
+# ------------------------------------------------------------------- connections of one learner
+def test_a_learner_has_at_most_four_connections(tmp_path):
+    with ServerThread(tmp_path) as server:
+        learners = [server.learner(0, SMALL, streams=1) for _ in range(9)]
+        for learner in learners:
+            server.log.wait("learner connected", generation=learner.hello.generation)
+        for learner in learners[:5]:
+            learner.ended()
+            server.log.wait("connection ended", generation=learner.hello.generation)
+        left = [generation for _, generation in server.server.session.groups]
+        assert left == [learner.hello.generation for learner in learners[5:]]
+        finish_alone(learners.pop())
+        assert server.wait() == 0
+
+
+TWICE = "learner connected again while its older connection is alive"
+
+
+def test_an_older_connection_that_still_speaks_is_another_process(tmp_path, monkeypatch):
+    """On one machine, where the first of two may also be as good as gone."""
+    monkeypatch.setattr(run_session, "TWO_ALIVE_NS", 50_000_000)
+    beat = encode.encode_heartbeat(messages.Heartbeat(0, 1))
+    with ServerThread(tmp_path) as server:
+        def connected():
+            learner = server.learner(0, SMALL)
+            server.log.wait("learner connected", generation=learner.hello.generation)
+            return learner
+
+        first, second = connected(), connected()
+        wait_until(lambda: not server.server.session.looks, "it was looked at")
+        assert not server.log.find(TWICE)
+        while not server.log.find(TWICE):
+            first, second = second, connected()
+            while server.server.session.looks:
+                first.send(beat)
+        assert server.log.find(TWICE)[0]["learner"] == 0
+        finish_alone(second)
+        assert server.wait() == 0
+
+
+class Elsewhere(ScriptedLearner):
+    """Another machine, as far as its address says so."""
+
+    def open_socket(self, receive_buffer_bytes: int = 0) -> socket.socket:
+        sock = socket.create_connection(("127.0.0.1", self.port), source_address=("127.0.0.2", 0))
+        self.readers[sock] = FrameReader(self.limits, self.reassembly)
+        return sock
+
+
+def test_a_learner_that_comes_from_elsewhere_is_told_of_at_once(tmp_path):
+    with ServerThread(tmp_path) as server:
+        first = server.learner(0, SMALL)
+        server.log.wait("learner connected", generation=first.hello.generation)
+        with Elsewhere(server.port, 0, SMALL) as second:
+            line = server.log.wait(TWICE)
+            assert line["level"] == "warning"
+            assert line["peer"].startswith("127.0.0.2:")
+            assert line["older_peer"].startswith("127.0.0.1:")
+            finish_alone(second)
         assert server.wait() == 0
 
 

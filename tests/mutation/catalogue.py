@@ -400,6 +400,12 @@ DOOR = broken(
     ("14.9", "learners are let in whose sockets do not fit",
      "return self.rest - sockets >= STRANGERS_MIN", "return True"),
 ) + broken(
+    "server/run_session.py",
+    ("14.10", "the newest connection of a learner that has too many is ended",
+     "older.pop(0).end(", "group.end("),
+    ("14.10", "a learner has as many connections as it likes",
+     "if len(older) >= CONNECTIONS_MAX:", "if False:"),
+) + broken(
     "server/service.py",
     ("14.8", "a strict run ends by whom no run would take",
      "resumed is not None and pins_refusal(claim, self.pins) is None:", "resumed is not None:"),

@@ -146,4 +146,6 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         "hello_inline": rng.choice([0, 65_536, 65_536]),
         # Descriptors for every learner once, and no more.
         "tight": rng.random() < 0.2,
+        # At a time of one learner.
+        "connections": rng.choice([2, 4]),
     }

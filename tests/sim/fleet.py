@@ -27,7 +27,7 @@ from tests.sim.disk import PATH, Disk
 from tests.sim.draw import draw_config, draw_layout, draw_settings
 from tests.sim.history import History, Witness
 from tests.sim.learner import SimLearner
-from tests.sim.network import KEEPALIVE_NS, Network
+from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
 from tests.sim.server import SimServer
 from tests.sim.system import LogLines, SimSystem, SimTape
 
@@ -42,6 +42,12 @@ LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0
 RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
 be written, learners that did not come, a signal."""
+SAID = {
+    b"no room for both": "a connection made room for the next one of its learner",
+    b"newer connections": "a learner has too many connections",
+    b"while its older connection is alive": "two connections of a learner are alive",
+}
+"""Words of the log, and the rare path that they speak of."""
 EXPLAINED = {
     "not acknowledged in time": "", "nothing finite": "overflow",
     "BUDGET_DONE": "false_report", "with --max-base-lag 0": "stale",
@@ -257,7 +263,7 @@ class Fleet:
         """The next connection for which the system is asked for this gets an error."""
         rng = self.world.rng
         call = rng.choice(self.network.CALLS)
-        self.network.failing[call].append(rng.choice([errno.ENOSPC, errno.ENOMEM, errno.ENOBUFS]))
+        self.network.failing[call].append(rng.choice([errno.ENOSPC, errno.ENOMEM, NO_MEMORY]))
 
     def fault_freeze(self) -> None:
         self.server.freeze(self.world.between(10, 10_000) * MS)
@@ -396,8 +402,10 @@ class Fleet:
         server = self.server
         if not self.settings["hello_inline"]:
             self.marks.add("HELLOs are read on the workers")
-        if any(b"no room for both" in line for line in self.lines.lines):
-            self.marks.add("a connection made room for the next one of its learner")
+        said = b"".join(self.lines.lines)
+        for words, mark in SAID.items():
+            if words in said:
+                self.marks.add(mark)
         if not server.complete:
             assert "no learner is connected" in server.exit_text, server.exit_text
             assert not self.config.fixed_roster

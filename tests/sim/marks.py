@@ -47,7 +47,7 @@ REQUIRED = frozenset({
         "a generation twice", "a HELLO that cannot be merged", "a HELLO in a strict run",
         "a HELLO of another session", "a HELLO of another layout",
         "a HELLO of another profile and session")), "HELLOs are read on the workers",
-    "a connection made room for the next one of its learner",
+    "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
         "no_memory", "overflow", "stale", "false_report", "chown", "system_call")),

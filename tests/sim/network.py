@@ -20,6 +20,9 @@ PORT = 29400
 KEEPALIVE_NS = 60 * SECOND
 """As `syncer.tcp` sets it up: 15 s of silence, then three probes; or 60 s without an answer."""
 
+NO_MEMORY = 0
+"""In the place of an error number: Python itself has none."""
+
 
 class Pipe:
     """One direction of a wire. Calls `arrived` at the receiver, `drained` at the sender."""
@@ -385,6 +388,8 @@ class Network:
         """The server asks its system for this on behalf of a connection."""
         if self.failing[name]:
             number = self.failing[name].popleft()
+            if number == NO_MEMORY:
+                raise MemoryError
             raise OSError(number, os.strerror(number))
 
     def next_number(self) -> int:

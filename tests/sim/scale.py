@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from syncer.server import door, farewell, ingest
+from syncer.server import door, farewell, ingest, run_session
 from syncer.wire import encode
 
 LIMITS = (door, "STRANGERS_MAX", "strangers"), (door, "STRANGER_BYTES_MAX", "stranger_bytes"), (
-    farewell, "FAREWELLS_MAX", "farewells")
+    farewell, "FAREWELLS_MAX", "farewells"), (run_session, "CONNECTIONS_MAX", "connections")
 """(module, constant, setting) of what strangers and goodbyes may have."""
 SIZES = (encode, "CHUNK_SIZE", "chunk_bytes"), (ingest, "INLINE_ELEMENTS_MAX", "inline_elements"), (
     door, "HELLO_INLINE_MAX", "hello_inline")

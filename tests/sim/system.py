@@ -54,7 +54,7 @@ class SimLoop(Loop):
         assert sock in self.waiting, "modified, and not registered"
         try:
             self.network.call("modify")
-        except OSError:
+        except (OSError, MemoryError):
             self.unregister(sock)                 # as the selector of Python does
             raise
         self._watch(sock, events, handler)

@@ -7,10 +7,12 @@ import os
 
 import pytest
 
+from syncer.server import door, run_session, service
+from syncer.server.outgoing import Outgoing
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH
 from tests.sim.fleet import Fleet
-from tests.sim.network import Network
+from tests.sim.network import NO_MEMORY, Network
 from tests.sim.scale import scaled
 from tests.sim.strangers import Stranger, openings
 from tests.toy_driver import toy_config
@@ -75,7 +77,7 @@ def test_a_peer_that_stops_reading_does_not_hold_up_the_end():
     assert fleet.world.now_ns - begun_ns < 4 * SECOND + 100 * MS
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, NO_MEMORY])
 @pytest.mark.parametrize("call", Network.CALLS)
 def test_a_system_call_that_fails_for_one_connection_ends_that_one(call, number):
     """Whoever it meets, stranger or learner, is gone with a WARN; the run goes on to its end."""
@@ -92,8 +94,62 @@ def test_a_system_call_that_fails_for_one_connection_ends_that_one(call, number)
     fleet.check()
     warnings = [line for line in fleet.lines.lines if b"the system failed a connection" in line]
     assert len(warnings) == 1
-    assert os.strerror(number).encode() in warnings[0]
+    assert os.strerror(number or errno.ENOMEM).encode() in warnings[0]
     assert b"WARN" in warnings[0]
+
+
+@pytest.mark.parametrize(("module", "name"), [
+    (door, "FrameReader"), (door, "read_hello"), (service, "RunSession"), (run_session, "Group")])
+def test_memory_that_is_lacking_for_one_connection_ends_that_one(monkeypatch, module, name):
+    """Wherever it is asked for on the way in; a learner dials again."""
+    fleet = Fleet(3, config=toy_config(learners=2, total_steps=6), faults=[],
+                  settings={"streams": 1, "misconfigured": 0})
+    made, failed = getattr(module, name), []
+
+    def without_memory(*given, **options):
+        if not failed:
+            failed.append(True)
+            raise MemoryError
+        return made(*given, **options)
+
+    monkeypatch.setattr(module, name, without_memory)
+    fleet.play()
+    fleet.check()
+    assert failed
+    said = b"".join(fleet.lines.lines)
+    assert said.count(b"the system failed a connection") == 1
+    assert b"internal error" not in said
+
+
+def test_memory_that_is_lacking_for_a_catch_up_ends_its_connection(monkeypatch):
+    fleet = Fleet(3, config=toy_config(learners=2, quorum=2, total_steps=20), faults=[],
+                  settings={"misconfigured": 0})
+    version, failed = Outgoing._version, []
+
+    def without_memory(outgoing, kind, fragment):
+        if not failed and outgoing.catching_up and fleet.server.scheduler.global_step >= 3:
+            failed.append(True)
+            raise MemoryError
+        return version(outgoing, kind, fragment)
+
+    def catch_up(outgoing, action):
+        outgoing.catching_up = True
+        caught_up(outgoing, action)
+        outgoing.catching_up = False
+
+    caught_up = Outgoing.catch_up
+    monkeypatch.setattr(Outgoing, "catch_up", catch_up)
+    monkeypatch.setattr(Outgoing, "catching_up", False, raising=False)
+    monkeypatch.setattr(Outgoing, "_version", without_memory)
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 3)
+        fleet.learners[1].drop()
+    fleet.play()
+    fleet.check()
+    assert failed
+    said = b"".join(fleet.lines.lines)
+    assert said.count(b"the system failed a connection") == 1
+    assert b"internal error" not in said
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EPROTO])
