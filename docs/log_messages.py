@@ -53,7 +53,7 @@ MEANINGS = {
         "a system call for it was refused, `error` says why; it ends and nobody else",
     "learner connected": "a HELLO was accepted",
     "learner connected again while its older connection is alive":
-        "two processes with one `--learner-id`, unless it has moved: only the newest takes part",
+        "two processes with one learner id, unless it has moved: only the newest takes part",
     "learner disconnected": "its connection is gone; its slots wait, and may be rebound",
     "a learner has fallen silent: its connection is given up":
         "nothing came from it for `silent_s` seconds, and what was sent is not acknowledged: its "

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from syncer.server.loop import Loop
+from syncer.server.restraint import Restraint
+
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 SHORT = {"DEBUG": "DEBUG", "INFO": "INFO ", "WARNING": "WARN ", "ERROR": "ERROR"}
 COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
@@ -43,11 +46,25 @@ class Log:
         self.lines = lines
         self.now = now
         self.colour = not self.json and lines.terminal
+        self.restraint: Restraint | None = None
+        """Who holds back lines that are too many; nobody in a log of debug level."""
+
+    def restrain(self, loop: Loop | None) -> None:
+        """From here on lines of one text are few, by the clock of `loop`; None: not any more."""
+        if self.restraint is not None:
+            self.restraint.close()
+            self.restraint = None
+        if loop is not None and self.threshold > LEVELS["DEBUG"]:
+            self.restraint = Restraint(loop, self._write)
 
     def write(self, level: str, text: str, fields: dict[str, Any]) -> None:
         """One line: `text`, then the fields. `level` is a name of the logging module."""
         if LEVELS[level] < self.threshold:
             return
+        if self.restraint is None or self.restraint.admits(level, text, fields):
+            self._write(level, text, fields)
+
+    def _write(self, level: str, text: str, fields: dict[str, Any]) -> None:
         line = self._json(level, text, fields) if self.json else self._text(level, text, fields)
         self.lines(line.encode("utf-8", "backslashreplace") + b"\n")
 

@@ -168,6 +168,7 @@ class Server:
         what the turn raised.
         """
         self._announce()
+        self.log.restrain(self.loop)
         driver = self.driver
         try:
             while driver.ending is None:
@@ -183,6 +184,7 @@ class Server:
             ending = self._defect(error)
             self._say(ending)
         self._close()
+        self.log.restrain(None)
         self._totals()
         self.recorder.close()
         self.status = ending.status

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import pytest
 
-from syncer.server import door, run_session, service
+from syncer.server import door, restraint, run_session, service
 from syncer.server.outgoing import Outgoing
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH
@@ -207,3 +208,45 @@ def test_what_no_run_would_take_does_not_end_a_strict_one():
     assert b"HELLO syncer semantic profile differs" in stranger.answer
     fleet.play()
     fleet.check()
+
+
+def lines_of(fleet: Fleet, text: str) -> list[dict]:
+    found = [json.loads(line) for line in fleet.lines.lines]
+    return [line for line in found if line["message"] == text]
+
+
+def test_strangers_cannot_fill_the_log():
+    """3,000 of them in six seconds: some lines, and then one a second that says how many."""
+    fleet = Fleet(6, config=toy_config(learners=1, total_steps=100_000, log_level="info",
+                                       log_format="json"), faults=[], settings={"strangers": 1024})
+    with scaled(fleet.settings):
+        for number in range(3000):
+            fleet.world.after(2 * number * MS, Stranger, fleet, b"GET / HTTP/1.1\r\n\r\n", SECOND)
+        fleet.world.wait(lambda: fleet.world.now_ns > 10 * SECOND)
+        fleet.server.signal()
+        fleet.world.wait(lambda: fleet.server.over)
+    refused = lines_of(fleet, "connection refused")
+    assert sum(line.get("times", 1) for line in refused) == 3000
+    assert restraint.BURST < len(refused) < restraint.BURST + 20
+    assert all("bad magic" in line["reason"] for line in refused)
+
+
+def test_a_learner_cannot_fill_the_log():
+    """Every push is sent 300 times and refused 299 times; debug level has them all."""
+    told = {}
+    for level in ("info", "debug"):
+        fleet = Fleet(7, config=toy_config(learners=1, total_steps=5, log_level=level,
+                                           log_format="json"), faults=[], settings={"duplicate": 0})
+        learner = fleet.learners[0]
+        send = learner.send_push
+
+        def often(push, delta, send=send):
+            for _ in range(300):
+                send(push, delta)
+
+        learner.send_push = often
+        fleet.play()
+        fleet.check()
+        told[level] = lines_of(fleet, "push rejected")
+    assert len(told["debug"]) == sum(line.get("times", 1) for line in told["info"]) > 1000
+    assert len(told["info"]) < len(told["debug"]) / 4

@@ -1,0 +1,74 @@
+"""What keeps a log short: of lines with one text a few, and then one a second that says how many.
+
+Whoever can cause a line can cause a million of them. Must not write lines, and belongs to the
+loop's thread: lines of others are not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from syncer.server.loop import Loop, Timer
+
+BURST = 50
+"""Lines of one text at once."""
+REFILL_NS = 5 * 10**9
+"""One more after so long."""
+SECOND_NS = 10**9
+
+Write = Callable[[str, str, dict[str, Any]], None]
+
+
+class Kind:
+    """One text: how many lines it has left, and those that were held back since the last one."""
+
+    __slots__ = ("held", "last", "left", "timer", "when_ns")
+
+    def __init__(self, now_ns: int):
+        self.left, self.when_ns = BURST, now_ns
+        self.held = 0
+        self.last: tuple[str, dict[str, Any]] = ("", {})
+        self.timer: Timer | None = None
+
+
+class Restraint:
+    """`admits` a line, or holds it back until `write` is given the last of its kind with the number
+    of those it stands for, `times`."""
+
+    def __init__(self, loop: Loop, write: Write):
+        self.loop, self.write = loop, write
+        self.thread = threading.get_ident()
+        self.kinds: dict[str, Kind] = {}
+
+    def admits(self, level: str, text: str, fields: dict[str, Any]) -> bool:
+        if threading.get_ident() != self.thread:
+            return True
+        now_ns = self.loop.now_ns()
+        kind = self.kinds.get(text)
+        if kind is None:
+            kind = self.kinds[text] = Kind(now_ns)
+        fresh = (now_ns - kind.when_ns) // REFILL_NS
+        kind.when_ns += fresh * REFILL_NS
+        kind.left = min(BURST, kind.left + fresh)
+        if kind.left and kind.timer is None:
+            kind.left -= 1
+            return True
+        kind.held += 1
+        kind.last = level, fields
+        if kind.timer is None:
+            kind.timer = self.loop.call_at(now_ns + SECOND_NS, lambda: self._tell(text, kind))
+        return False
+
+    def _tell(self, text: str, kind: Kind) -> None:
+        (level, fields), times = kind.last, kind.held
+        kind.timer, kind.held, kind.last = None, 0, ("", {})
+        self.write(level, text, fields if times == 1 else {**fields, "times": times})
+
+    def close(self) -> None:
+        """Tell what was held back."""
+        for text, kind in self.kinds.items():
+            if kind.timer is not None:
+                kind.timer.cancel()
+                self._tell(text, kind)
