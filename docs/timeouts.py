@@ -55,6 +55,8 @@ ROWS = (
         "syncer/server/listener.py:NO_DESCRIPTORS_PAUSE_NS", "tried again"),
     Row(SERVER, "nothing came before a connection failed",
         "syncer/server/run_session.py:SILENCE_S", "`a learner has fallen silent`"),
+    Row(SERVER, "an older connection of a learner that still speaks beside its newest",
+        "syncer/server/run_session.py:TWO_ALIVE_NS", "a WARN: two processes have one id"),
     Row(SERVER, "learners of a start", "--start-timeout-s", "status 6"),
     Row(SERVER, "nobody to launch a round to", "syncer/core/rounds/gathering.pyx:RETRY_NS",
         "looked at again"),
@@ -73,6 +75,8 @@ ROWS = (
         "the process ends without them"),
     Row(SERVER, "a failed write of a checkpoint",
         "syncer/checkpoint/files.py:RETRY_PAUSE_S", "tried again, `--checkpoint-retries` times"),
+    Row(SERVER, "no descriptor for a file of a checkpoint",
+        "syncer/checkpoint/files.py:SHORT_PAUSE_S", "tried again, 120 times"),
     Row(LEARNER, "the first connection, all tries together", "Learner(connect_timeout_s=)",
         "`ConnectionFailed`; also for initial values of which the server takes nothing"),
     Row(LEARNER, "one of these tries", "syncer/learner/client.py:FIRST_TRY_S", "the next one"),
@@ -105,6 +109,8 @@ ROWS = (
 
 OTHER = {
     "syncer/server/farewell.pyx:FAREWELL_S": "FAREWELL_NS for Python",
+    "syncer/server/restraint.py:REFILL_NS": "how soon one more line of a message may be written",
+    "syncer/server/restraint.py:SECOND_NS": "how often lines that were held back are told",
     "syncer/server/selector.pyx:LONGEST_WAIT_NS": "one sleep of the loop: longer ones are several",
     "syncer/core/rounds/policy.pyx:LONGEST_NS": "bounds arithmetic",
     "syncer/checkpoint/progress.py:SILENT_S": "how soon a progress line shows",
