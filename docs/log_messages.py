@@ -20,7 +20,8 @@ ROOMS = ("core", "server", "checkpoint")
 """Who writes to a server's log."""
 
 MEANINGS = {
-    "syncer listening": "learners can connect; the whole set-up in one line",
+    "syncer listening":
+        "learners can connect, to any of `addresses`; the whole set-up in one line",
     "a library changed how floats are computed; this is undone":
         "`thread` flushed subnormal numbers or rounded in another way, as some libraries ask for; "
         "results are the same as without",

@@ -18,6 +18,7 @@ from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import NO_FAILURES, Exit
 from syncer.layout import Layout
+from syncer.server.addresses import BindError, listen, reachable
 from syncer.server.capacity import USUAL_SOCKETS, Capacity
 from syncer.server.door import Door
 from syncer.server.driver import Driver, InvariantsWatch, RunEnd, Watch
@@ -27,7 +28,7 @@ from syncer.server.listener import Listener
 from syncer.server.log import Log
 from syncer.server.persistence import Persistence
 from syncer.server.run_session import Parts, RunSession
-from syncer.server.system import BindError, Signals, System
+from syncer.server.system import Signals, System
 from syncer.server.tape import Recorder, Tape
 from syncer.streams import complain
 from syncer.wire.hello import Claim, Hello
@@ -65,8 +66,9 @@ class Server:
             self.workers = self.system.workers(self.loop, config.merge_threads)
             undo.callback(self.workers.close)
             self.workers.floats_restored = self._floats_restored
-            sock = self.system.listen(config.bind_host, config.port)
-            undo.callback(sock.close)
+            socks = listen(self.system, config.bind_host, config.port)
+            for sock in socks:
+                undo.callback(sock.close)
             self.recorder = Recorder(open_tape(config, self.system), self.log)
             undo.callback(self.recorder.close)
             self.persistence.begin()
@@ -75,7 +77,8 @@ class Server:
         self.farewells = Farewells()
         self.door = Door(self.loop, self.workers, config, log=self.log,
                          farewells=self.farewells, capacity=self.capacity, host=self)
-        self.listener = Listener(self.loop, self.log, sock, self.door.welcome)
+        self.reachable = reachable(self.system, socks)
+        self.listeners = [Listener(self.loop, self.log, sock, self.door.welcome) for sock in socks]
         self.driver = Driver(Scheduler(config, self.persistence.resumed), self.loop, {
             actions.Log: lambda action: self.log.write(*action),
             actions.Record: lambda action: self.recorder.write(action.fields),
@@ -84,7 +87,7 @@ class Server:
         self.session: RunSession | None = None
         self.pins = Pins(config.profile_hash, config.require_profile_binding,
                          config.expected_island_contract)
-        self.address = self.listener.address
+        self.address = self.listeners[0].address
         self.status: int = Exit.FAILED
 
     def run(self) -> int:
@@ -194,7 +197,8 @@ class Server:
         self.log.info("syncer listening", host=self.address[0], port=self.address[1],
                       learners=config.learners, total_steps=config.total_steps,
                       fixed_roster=config.fixed_roster, authenticated=bool(config.key_bytes),
-                      profile_hash=config.profile_hash.hex())
+                      profile_hash=config.profile_hash.hex(),
+                      addresses=",".join(self.reachable))
         fit, limit = self.capacity.learners_fit, self.capacity.limit
         if fit < config.learners:
             self.log.warning("not every learner fits in the limit of descriptors", limit=limit,
@@ -229,7 +233,8 @@ class Server:
     def _say_goodbye(self) -> Iterator[int | None]:
         """Flush what is queued, and let peers read it."""
         self.driver.ending = self.driver.ending or RunEnd(Exit.FAILED, "")
-        self.listener.close()
+        for listener in self.listeners:
+            listener.close()
         self.door.close()
         groups: list[Group] = []
         if self.session is not None:

@@ -6,12 +6,13 @@ Must not decide anything.
 
 from __future__ import annotations
 
-import errno
+import fcntl
 import os
 import resource
 import signal
 import socket
 import stat
+import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -25,7 +26,7 @@ import numpy as np
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lane import Lane
 from syncer.config import available_cores
-from syncer.errors import ConfigError, KernelError, SyncerError
+from syncer.errors import ConfigError, KernelError
 from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
 from syncer.server.capacity import Descriptors
@@ -34,38 +35,9 @@ from syncer.server.workers import Job, JobQueue, run_jobs
 
 WORKERS_MAX = 4
 BACKLOG = 512
+SIOCGIFADDR = 0x8915
 DESCRIPTORS_MAX = 1 << 20
 """Where nothing limits them."""
-
-
-class BindError(SyncerError):
-    """The address cannot be listened on."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `BindError` with one sentence."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:  # the name is encoded before it is looked up
-        why = getattr(error, "strerror", None) or error
-        raise BindError(f"--host {host} cannot be listened on: {why}; name an address of this "
-                        "machine") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        where = f"{host}:{port}"
-        if error.errno == errno.EADDRINUSE:
-            raise BindError(f"{where} is in use by another program; stop it or choose another "
-                            "--port") from None
-        raise BindError(f"{where} cannot be listened on: {os.strerror(error.errno or 0)}; choose "
-                        "another --host or --port") from None
-    sock.setblocking(False)
-    return sock
 
 
 def check_threads(count: int) -> None:
@@ -276,9 +248,36 @@ class System:
         """Raises `ConfigError` if there are not so many threads to be had."""
         return ThreadWorkers(loop, merge_threads=merge_threads)
 
-    def listen(self, host: str, port: int) -> socket.socket:
-        """Raises `BindError`."""
-        return listen(host, port)
+    def resolve(self, host: str, port: int) -> list[tuple[int, Any]]:
+        """(family, address) of every address of a name. Raises OSError or UnicodeError."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+    def bind(self, family: int, address: Any) -> socket.socket:
+        """A socket that listens there. Raises OSError."""
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    def own_addresses(self) -> list[str]:
+        """That others may know this machine by: one of each interface, and IPv6 of global scope."""
+        found = []
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # it has none
+                    told = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("40s", os.fsencode(name)))
+                    found.append(socket.inet_ntoa(told[20:24]))
+        with suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as lines:
+            found += [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(parts[0]))
+                      for parts in map(str.split, lines) if int(parts[3], 16) == 0]
+        return [host for host in found if not host.startswith("127.")]
 
     def lane(self) -> Lane:
         """Where checkpoints are written. Raises `ConfigError` if its thread cannot be made."""

@@ -17,8 +17,8 @@ from syncer.core.run import tape_keys
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
 from syncer.layout import AVG, FragmentLayout, Layout
+from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
-from syncer.server.system import BindError
 from syncer.wire.hello import Hello
 from syncer.wire.identity import rl_contract
 from tests.sim import operator, scale, strangers

@@ -14,7 +14,7 @@ from typing import Any
 
 from syncer.server.capacity import FILES_RESERVED, Descriptors
 from syncer.server.loop import READ, WRITE, Handler, Loop, Timer
-from syncer.server.system import BindError, System, Usage
+from syncer.server.system import System, Usage
 from syncer.server.workers import Job, JobQueue, run_jobs
 from tests.sim.clock import MS, World
 from tests.sim.disk import Disk, SimFiles
@@ -233,11 +233,20 @@ class SimSystem(System):
         self.the_workers = SimWorkers(self.world, loop, self.world.rng.randint(1, 4), self.work_ms)
         return self.the_workers
 
-    def listen(self, host: str, port: int) -> Listener:
-        if self.network.listener is not None:
-            raise BindError(f"{host}:{port} is in use by another program")
+    def resolve(self, host: str, port: int) -> list[tuple[int, Any]]:
+        """A name of two addresses, of which this machine has one."""
+        return [(1, ("absent", port)), (2, ("every", port))]
+
+    def bind(self, family: int, address: Any) -> Listener:
+        number = (errno.EADDRNOTAVAIL if family == 1 else
+                  errno.EADDRINUSE if self.network.listener is not None else 0)
+        if number:
+            raise OSError(number, os.strerror(number))
         self.listener = Listener(self.network, sockets_max=self.sockets_max)
         return self.listener
+
+    def own_addresses(self) -> list[str]:
+        return ["192.0.2.1", "2001:db8::1"]
 
     def lane(self) -> SimLane:
         self.the_lane = SimLane(self.world, self.files.begin_work)
