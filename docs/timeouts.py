@@ -96,6 +96,8 @@ ROWS = (
         "`SyncerError`; the parameters are the final ones"),
     Row(LEARNER, "no merge, at least (and five expected round times)",
         "syncer/learner/news.py:SILENCE_MIN_S", "`no news of ...`"),
+    Row(LEARNER, "no merge, while none is known yet", "syncer/learner/news.py:UNKNOWN_S",
+        "the same, with what a run needs to begin"),
     Row(LEARNER, "nothing came before a connection failed", "syncer/learner/client.py:MUTE_S",
         "the line about it says so"),
     Row(LEARNER, "a round that waits for a learner in `finish()`, at least",

@@ -418,9 +418,10 @@ class Client:
                     if time.monotonic() > due + LATE_S:  # nobody ran here: let the readers go first
                         self.changed.wait(LATE_S)
                 else:
-                    return (f"no news of {self._shown} for {news.say(now):.0f} s, where a merge "
-                            f"takes {news.expected_s:.2g} s; training goes on, waiting for "
-                            f"{self.session.awaited()}")
+                    usual = ("" if news.expected_s is None else
+                             f", where a merge takes {news.expected_s:.2g} s")
+                    return (f"no news of {self._shown} for {news.say(now):.0f} s{usual}; training "
+                            f"goes on, waiting for {self.session.awaited()}")
         return None
 
     def _stay_away(self, reason: str, away_s: float) -> bool:

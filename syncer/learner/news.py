@@ -12,6 +12,8 @@ SILENCE = 5.0
 """Expected round times without news that are worth a line."""
 SILENCE_MIN_S = 5.0
 """And at least so many seconds: rounds of milliseconds wait for a checkpoint now and then."""
+UNKNOWN_S = 30.0
+"""The same while nothing is expected yet: the run may be waiting for somebody else to begin."""
 LEAP = 4.0
 """One gap counts for at most so many times the estimate, as in rule 2.6."""
 
@@ -48,8 +50,10 @@ class News:
 
     def due(self) -> float | None:
         """When a line is due unless something comes; None: not before something has come."""
-        if self._said or self.expected_s is None:
+        if self._said:
             return None
+        if self.expected_s is None:
+            return self.last + UNKNOWN_S
         return self.last + max(SILENCE * self.expected_s, SILENCE_MIN_S)
 
     def say(self, now: float) -> float:

@@ -341,6 +341,9 @@ class Session:
 
     def awaited(self) -> str:
         """What has to happen before there is news for this learner, as far as it can know."""
+        if not any(self.accepted):
+            return ("the run to begin, for which its server may need other learners, or the "
+                    "initial values of learner 0")
         if self.pulls:
             step = self.pulls[0].step
             return f"this learner, which has not answered the pull of step {step} yet"

@@ -62,3 +62,17 @@ def test_a_pull_that_waits_for_the_loop_is_named(server, monkeypatch, capfd):
                 "".join(err))
 
         until(said, "the line")
+
+
+def test_a_run_that_does_not_begin_is_said_to_be_waited_for(server, monkeypatch, capfd):
+    monkeypatch.setattr(news_module, "UNKNOWN_S", 0.3)
+    err = []
+
+    def said() -> bool:
+        err.append(capfd.readouterr().err)
+        return "waiting for the run to begin" in "".join(err)
+
+    with learner_of(server, model(), learner_id=1) as learner:
+        server.accept()
+        until(said, "the line")
+        assert learner.step(1).connected
