@@ -48,17 +48,19 @@ class InitialValues:
             now, sent = time.monotonic(), client.bytes_on_connection
             if sent > most:
                 most, moved = sent, now
-            elif now - moved >= patience_s:
-                raise ConnectionFailed(
-                    f"the server took no byte more of the initial values for {patience_s:.0f} s: "
-                    f"it accepts connections and does not read ({self._progress()}); is it one of "
-                    "this run, and does it still run?")
             if now >= report:
                 report = now + REPORT_S
                 client.say(f"sending the initial values: {self._progress()}"
                            + (f"; the server has taken nothing for {now - moved:.0f} s"
                               if now - moved > REPORT_S / 2 else ""))
-            self.offer()
+            if now - moved >= patience_s:
+                raise ConnectionFailed(
+                    f"the server took no byte more of the initial values for {patience_s:.0f} s: "
+                    f"it accepts connections and does not read ({self._progress()}); is it one of "
+                    "this run, and does it still run?")
+            if self.can_go_on():
+                self.offer()
+                moved = time.monotonic()  # packing took its time, and there was nothing to take
 
     def _progress(self) -> str:
         sent = sum(receipt.sent for receipt in self._receipts)

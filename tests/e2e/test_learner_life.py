@@ -5,7 +5,6 @@ import gc
 import itertools
 import os
 import signal
-import time
 import warnings
 import weakref
 from types import SimpleNamespace
@@ -15,8 +14,10 @@ import pytest
 
 from syncer.errors import LocalProtocolError
 from syncer.learner import ConnectionFailed, initial_values
+from syncer.learner import client as client_module
 from syncer.learner import learner as learner_module
 from syncer.learner.session import Phase
+from syncer.protocol import CHUNK_SIZE
 
 from .clients import client_threads, ends
 from .scripted_server import ScriptedServer
@@ -137,17 +138,23 @@ def test_a_server_that_accepts_and_does_not_read_is_not_waited_for_for_ever(
 
 
 def test_a_slow_server_is_waited_for(server, monkeypatch):
-    """It takes a little every now and then: longer in all than a first connection may take."""
-    large = {"a": np.zeros(10_000_000, np.float32)}
-    made = in_thread(lambda: learner_of(server, large, connect_timeout_s=1.5, num_streams=0))
-    peer = server.accept()
-    start = time.monotonic()
-    while time.monotonic() < start + 4.0:
-        for _ in range(40):  # a frame at a time, and some of the bytes of a large one
+    """It takes a little every 60 s of a clock of the test; a first connection may take 100 s."""
+    seconds = [0.0]
+    monkeypatch.setattr(initial_values, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    large = {"a": np.zeros(30_000_000, np.float32)}  # more than any socket buffer
+    made = in_thread(lambda: learner_of(server, large, connect_timeout_s=100.0, num_streams=0))
+    peer, ticks = server.accept(), 0
+    (client,) = [each for each in client_module._clients if not each.session.ended
+                 and each._shown == server.address]
+    taken, whole = client.bytes_on_connection, 4 * 30_000_000
+    while taken + 2 * CHUNK_SIZE < whole:  # it goes on when the server has read some
+        while client.bytes_on_connection == taken:
             peer._receive_some(peer.control)
-        time.sleep(0.2)
+        taken, ticks = client.bytes_on_connection, ticks + 1
+        seconds[0] += 60.0
     peer.receive_inits()
     with made() as learner:
+        assert ticks > 3
         assert learner.step(1).connected
 
 
