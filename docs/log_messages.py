@@ -106,6 +106,11 @@ MEANINGS = {
     "learner finalized": "this learner has the final parameters",
     "all learners acknowledged final cut": "everybody who was awaited has them",
     "event tape record lost": "the disk refused it; the run goes on",
+    "event tape takes nothing: records are lost until it does":
+        "it does not take what was told, so many bytes wait; the run goes on",
+    "event tape records lost":
+        "so many records are not on the tape: it took nothing at the time, or at the end",
+    "log lines lost": "so many lines are missing here: nobody read the log, or its disk was full",
     "server totals": "the last line of every run",
 }
 """What each text says to whoever runs the server; in the order of a run."""

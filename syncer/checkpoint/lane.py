@@ -24,9 +24,13 @@ it holds the interpreter's lock."""
 
 def beside(work: Work, name: str) -> Work:
     """Run `work` at the same time on another thread; the answer waits for its end. `work` must
-    raise nothing."""
+    raise nothing. Where no thread can be had, work is done at once: late, but not left undone."""
     thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # what Python makes of EAGAIN
+        work()
+        return lambda: None
     return thread.join
 
 
@@ -34,6 +38,8 @@ class Lane:
     """Runs what it is given on one thread, one after the other, in the order it was given.
 
     It is also the clock of that work: whoever replaces the thread replaces the time with it.
+    Raises RuntimeError if there is no thread to be had; later it needs none, and takes one more for
+    what gives way.
     """
 
     def __init__(self, name: str = "syncer-checkpoint"):
@@ -85,14 +91,15 @@ class Lane:
             if gives_way:
                 # A thread may not become less nice again, so it is a thread of its own; what it
                 # starts begins with its niceness.
-                self.beside(partial(_nicely, work), f"{self.name}-aside")()
+                self.beside(partial(self._nicely, work), f"{self.name}-aside")()
             else:
                 work()
             del given, work
 
+    def _nicely(self, work: Work) -> None:
+        # Elsewhere niceness is that of the whole process.
+        if sys.platform == "linux" and threading.current_thread() is not self.thread:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
+        work()
 
-def _nicely(work: Work) -> None:
-    if sys.platform == "linux":  # elsewhere niceness is that of the whole process
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
-    work()

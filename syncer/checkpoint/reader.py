@@ -144,12 +144,20 @@ class Checkpoint:
         ahead: deque[list[Future[Piece]]] = deque()
         with ThreadPoolExecutor(threads, "syncer-checkpoint-read") as pool:
             for places in self._places():
-                ahead.append([pool.submit(self._read, tensor, begin, room(tensor, begin, end),
-                                          finite) for tensor, begin, end in places])
+                ahead.append([self._ahead(pool, tensor, begin, room(tensor, begin, end), finite)
+                              for tensor, begin, end in places])
                 if len(ahead) > 2 * threads:
                     yield [future.result() for future in ahead.popleft()]
             while ahead:
                 yield [future.result() for future in ahead.popleft()]
+
+    def _ahead(self, pool: ThreadPoolExecutor, *piece: Any) -> Future[Piece]:
+        try:
+            return pool.submit(self._read, *piece)
+        except RuntimeError:  # what Python makes of EAGAIN: another thread cannot be had
+            read: Future[Piece] = Future()
+            read.set_result(self._read(*piece))
+            return read
 
     def _places(self) -> Iterator[list[tuple[TensorPlace, int, int]]]:
         chunk = CHUNK_BYTES // 4

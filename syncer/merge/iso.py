@@ -8,8 +8,10 @@ polar iteration in f64. The products go through NumPy's BLAS, so iso alone is ex
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -63,11 +65,34 @@ def flatten_all(merged: np.ndarray, shapes: Sequence[tuple[int, int]], threads: 
 
     tensors.sort(key=lambda tensor: -tensor.size)
     with single_threaded() as side_by_side:
-        workers = min(threads, len(tensors)) if side_by_side else 1
-        if workers == 1:
-            for tensor in tensors:
-                replace(tensor)
-            return
-        with ThreadPoolExecutor(workers, thread_name_prefix="syncer-iso") as pool:
-            for done in [pool.submit(replace, tensor) for tensor in tensors]:
-                done.result()
+        _share(replace, tensors, min(threads, len(tensors)) if side_by_side else 1)
+
+
+def _share(work: Callable[[np.ndarray], None], tensors: Sequence[np.ndarray], threads: int) -> None:
+    """`work(tensor)` for each, on this thread and on as many others as can be had up to `threads`
+    in all. Not a pool of `concurrent.futures`: the end of a process would wait for it."""
+    left = deque(tensors)
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        while left and not errors:
+            try:
+                tensor = left.popleft()
+            except IndexError:  # somebody was faster
+                return
+            try:
+                work(tensor)
+            except BaseException as error:
+                errors.append(error)
+
+    helpers: list[threading.Thread] = []
+    with suppress(RuntimeError):  # what Python makes of EAGAIN: it takes longer
+        for index in range(1, threads):
+            helper = threading.Thread(target=take, name=f"syncer-iso-{index}", daemon=True)
+            helper.start()
+            helpers.append(helper)
+    take()
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]

@@ -34,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(config: Config) -> int:
-    """As `syncer.server.service.serve`; loading it checks the kernels, which may fail."""
+    """As `syncer.server.service.serve`, whose process this is: it does not wait for a worker that
+    computes what nobody wants any more. Loading it checks the kernels, which may fail."""
+    from syncer.server import system  # noqa: PLC0415
     from syncer.server.service import serve as run_server  # noqa: PLC0415
 
-    return run_server(config)
+    status = run_server(config)
+    if system.still_computing():
+        system.leave(status)
+    return status

@@ -1,7 +1,8 @@
 """The log: one line per happening, as text or JSON.
 
 It must not colour lines when nobody looks at them, never writes two lines for one happening
-whatever a peer put into a value, and never ends the process because the log cannot be written.
+whatever a peer put into a value, and never ends the process, or makes it wait, because the log
+cannot be written.
 """
 
 from __future__ import annotations
@@ -13,19 +14,52 @@ from typing import Any, Protocol
 
 from syncer.server.loop import Loop
 from syncer.server.restraint import Restraint
+from syncer.streams import Backlog
 
+LOG_BYTES_MAX = 1 << 20
+"""Lines that wait to be written; what comes then is counted, and the count is said."""
+LOG_STUCK_S = 1.0
+"""How long an end waits for a log that takes nothing."""
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40}
 SHORT = {"DEBUG": "DEBUG", "INFO": "INFO ", "WARNING": "WARN ", "ERROR": "ERROR"}
 COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
 PLAIN = "\x1b[0m"
 
 
-class Lines(Protocol):
-    """The port: takes one whole line a call, from every thread, and never raises."""
+class Aside(Protocol):
+    """The port: something that writes what is put, in order, while whoever put it goes on.
 
-    terminal: bool
+    `put` says False for what is lost; `close` waits for the rest until nothing was written for
+    `stuck_s`, and says how much of it is left.
+    """
 
-    def __call__(self, line: bytes) -> None: ...
+    def put(self, piece: bytes) -> bool: ...
+
+    def close(self, stuck_s: float) -> int: ...
+
+
+MakeAside = Callable[[str, Backlog, Callable[[bytes], None]], Aside]
+"""(name, what waits, the writing itself, which raises OSError)."""
+
+
+class Lines:
+    """Where a log's lines go, each a whole one. From every thread; never raises and never waits."""
+
+    def __init__(self, terminal: bool, write: Callable[[bytes], None], make_aside: MakeAside):
+        self.terminal = terminal
+        self.gap: Callable[[int], bytes] = lambda count: b""
+        """The line that stands where so many were lost."""
+        self.aside = make_aside("syncer-log", Backlog(LOG_BYTES_MAX, self._gap), write)
+
+    def __call__(self, line: bytes) -> None:
+        self.aside.put(line)
+
+    def _gap(self, count: int) -> bytes:
+        return self.gap(count)
+
+    def close(self) -> None:
+        """Write what waits, if somebody takes it."""
+        self.aside.close(LOG_STUCK_S)
 
 
 def utc_now() -> datetime:
@@ -46,6 +80,7 @@ class Log:
         self.lines = lines
         self.now = now
         self.colour = not self.json and lines.terminal
+        lines.gap = self.gap
         self.restraint: Restraint | None = None
         """Who holds back lines that are too many; nobody in a log of debug level."""
 
@@ -65,8 +100,19 @@ class Log:
             self._write(level, text, fields)
 
     def _write(self, level: str, text: str, fields: dict[str, Any]) -> None:
-        line = self._json(level, text, fields) if self.json else self._text(level, text, fields)
-        self.lines(line.encode("utf-8", "backslashreplace") + b"\n")
+        self.lines(self._line(level, text, fields))
+
+    def gap(self, count: int) -> bytes:
+        """The line that stands where so many lines are missing, whatever the level."""
+        return self.warn("log lines lost", {"lines": count})
+
+    def warn(self, text: str, fields: dict[str, Any]) -> bytes:
+        """A warning as a line that somebody else writes."""
+        return self._line("WARNING", text, fields)
+
+    def close(self) -> None:
+        """Write what waits to be written, if somebody takes it."""
+        self.lines.close()
 
     def debug(self, text: str, **fields: Any) -> None:
         self.write("DEBUG", text, fields)
@@ -79,6 +125,10 @@ class Log:
 
     def error(self, text: str, **fields: Any) -> None:
         self.write("ERROR", text, fields)
+
+    def _line(self, level: str, text: str, fields: dict[str, Any]) -> bytes:
+        line = self._json(level, text, fields) if self.json else self._text(level, text, fields)
+        return line.encode("utf-8", "backslashreplace") + b"\n"
 
     def _time(self) -> str:
         return self.now().isoformat(timespec="milliseconds").replace("+00:00", "Z")

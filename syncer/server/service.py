@@ -44,7 +44,7 @@ class Server:
     `session` is None until the first HELLO of a layout that can be merged, `address` is (host,
     port) as bound, `status` the exit status once `life` has ended. Raises `BindError` when the
     address cannot be listened on, `ConfigError` when a file cannot be opened or a thread not be
-    made, `CheckpointError` when a checkpoint cannot be resumed.
+    made, `CheckpointError` when a checkpoint cannot be resumed. The log is closed with the run.
 
     Large: the parts of a server, their life, and the answers that the door asks for.
     """
@@ -57,6 +57,7 @@ class Server:
         if wrong := self.system.restore_floats():  # first of all: threads inherit it
             self._floats_restored("main", wrong)
         with ExitStack() as undo:
+            undo.callback(self.log.close)
             self.loop = self.system.loop()
             undo.callback(self.loop.close)
             self.loop.refused = lambda peer, error: self.log.warning(
@@ -69,7 +70,8 @@ class Server:
             socks = listen(self.system, config.bind_host, config.port)
             for sock in socks:
                 undo.callback(sock.close)
-            self.recorder = Recorder(open_tape(config, self.system), self.log)
+            self.recorder = Recorder(open_tape(config, self.system), self.log,
+                                     self.system.aside)
             undo.callback(self.recorder.close)
             self.persistence.begin()
             self.capacity = Capacity(self.system.descriptors())
@@ -97,19 +99,21 @@ class Server:
         the process at once.
         """
         life = self.life()
-        with Signals(self.loop, self.stop):
-            deadline_ns = next(life)
-            while True:
-                try:
+        try:
+            with Signals(self.loop, self.stop):
+                deadline_ns = next(life)
+                while True:
                     try:
                         self.loop.poll(deadline_ns)
                     except Exception as error:
                         deadline_ns = life.throw(error)
                     else:
                         deadline_ns = next(life)
-                except StopIteration:
-                    break
-        self.loop.close()
+        except StopIteration:
+            pass  # the life has ended
+        finally:
+            self.loop.close()
+            self.log.close()
         return self.status
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
@@ -190,6 +194,7 @@ class Server:
         self.log.restrain(None)
         self._totals()
         self.recorder.close()
+        self.log.close()
         self.status = ending.status
 
     def _announce(self) -> None:

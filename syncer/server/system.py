@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -30,10 +30,13 @@ from syncer.errors import ConfigError, KernelError
 from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
 from syncer.server.capacity import Descriptors
+from syncer.server.log import Aside, Lines
 from syncer.server.selector import SelectorLoop
 from syncer.server.workers import Job, JobQueue, run_jobs
+from syncer.streams import Backlog, LineWriter, WriterThread
 
 WORKERS_MAX = 4
+WORKER = "syncer-worker-"
 BACKLOG = 512
 SIOCGIFADDR = 0x8915
 DESCRIPTORS_MAX = 1 << 20
@@ -64,7 +67,7 @@ def check_threads(count: int) -> None:
 
 
 class ThreadWorkers:
-    """`count` daemon threads over one queue; `close` waits for jobs that have begun.
+    """`count` daemon threads over one queue; `close` waits for none that computes.
 
     Every one of them has its team of `merge_threads` from the start, and computes as IEEE-754 says
     before each job: `floats_restored(thread, what was wrong)` is called, once for each thread, when
@@ -82,12 +85,16 @@ class ThreadWorkers:
         """Rung once per job: half the cost of a condition variable, which matters per push."""
         self.closing = False
         self.floats_restored: Callable[[str, str], object] = lambda thread, wrong: None
-        self.threads = [
-            threading.Thread(target=self._work, name=f"syncer-worker-{i}", daemon=True)
-            for i in range(self.count)
-        ]
-        for thread in self.threads:
-            thread.start()
+        self.computing: set[threading.Thread] = set()
+        self.threads: list[threading.Thread] = []
+        try:
+            for i in range(self.count):
+                thread = threading.Thread(target=self._work, name=f"{WORKER}{i}", daemon=True)
+                thread.start()
+                self.threads.append(thread)
+        except RuntimeError:  # what Python makes of EAGAIN
+            self.close()
+            raise no_thread("of a worker") from None
 
     def submit(self, job: Job) -> None:
         with self.taking:
@@ -95,16 +102,19 @@ class ThreadWorkers:
         self.bells.put(None)
 
     def close(self) -> None:
-        """Drop what has not begun, wait for what has."""
-        self.closing = True
+        """Drop what has not begun. A thread that computes is left to itself: nobody wants the
+        result, and a large merge takes minutes."""
         with self.taking:
+            self.closing = True
             self.queue.clear()
+            idle = [thread for thread in self.threads if thread not in self.computing]
         for _ in self.threads:
             self.bells.put(None)
-        for thread in self.threads:
+        for thread in idle:
             thread.join()
 
     def _work(self) -> None:
+        me = threading.current_thread()
         if self.merge_threads > 1:  # OpenMP keeps the team of each thread that has asked for one
             sumsq(np.zeros(SUM_BLOCK * self.merge_threads, np.float32), self.merge_threads)
         try:
@@ -114,15 +124,18 @@ class ThreadWorkers:
         said = False
         while True:
             self.bells.get()
-            if self.closing:
-                return
             with self.taking:
+                if self.closing:
+                    return
                 jobs = self.queue.take()
+                self.computing.add(me)
             if (wrong := restore_floats()) and not said:
-                self.floats_restored(threading.current_thread().name, wrong)
+                self.floats_restored(me.name, wrong)
                 said = True
             run_jobs(jobs, self.loop.post)
             del jobs  # a waiting worker must not keep the last job's buffers alive
+            with self.taking:
+                self.computing.discard(me)
 
 
 def fail(error: Exception) -> None:
@@ -130,21 +143,37 @@ def fail(error: Exception) -> None:
     raise error
 
 
-class Descriptor:
-    """Where log lines go. A line that cannot be written is lost: training goes on."""
+def still_computing() -> bool:
+    """Whether a worker of this process has not noticed yet that its server has ended."""
+    return any(thread.name.startswith(WORKER) for thread in threading.enumerate())
 
-    def __init__(self, descriptor: int):
-        self.descriptor = descriptor
-        self.terminal = os.isatty(descriptor)
-        self.lock = threading.Lock()
 
-    def __call__(self, line: bytes) -> None:
-        with self.lock:
-            try:
-                while line:
-                    line = line[os.write(self.descriptor, line) :]
-            except OSError:
-                pass  # nobody reads the log, or the disk is full
+def leave(status: int) -> NoReturn:
+    """End the process at once, whatever its threads do: the end of the interpreter would take
+    memory from under them."""
+    for stream in sys.stdout, sys.stderr:
+        with suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
+def no_thread(which: str) -> ConfigError:
+    """What is to be done about it."""
+    return ConfigError(f"the thread {which} cannot be made: raise the limit of this process "
+                       "(ulimit -u, pids.max of its cgroup), or give fewer --merge-threads")
+
+
+def thread_aside(name: str, backlog: Backlog, write: Callable[[bytes], None]) -> WriterThread:
+    """A thread that writes. Raises `ConfigError` if it cannot be made."""
+    try:
+        return WriterThread(name, backlog, write)
+    except RuntimeError:  # what Python makes of EAGAIN
+        raise no_thread(f"called {name}") from None
+
+
+def lines_to(descriptor: int) -> Lines:
+    """Log lines to a descriptor. Raises `ConfigError` if their thread cannot be made."""
+    return Lines(os.isatty(descriptor), LineWriter(descriptor), thread_aside)
 
 
 class AppendFile:
@@ -281,8 +310,10 @@ class System:
 
     def lane(self) -> Lane:
         """Where checkpoints are written. Raises `ConfigError` if its thread cannot be made."""
-        check_threads(1)
-        return Lane()
+        try:
+            return Lane()
+        except RuntimeError:  # what Python makes of EAGAIN
+            raise no_thread("for checkpoints") from None
 
     def descriptors(self) -> Descriptors:
         """Of this process, when everything is open that will be."""
@@ -296,10 +327,15 @@ class System:
         """Raises OSError."""
         return AppendFile(path)
 
-    def log_lines(self) -> Descriptor:
+    def aside(self, name: str, backlog: Backlog, write: Callable[[bytes], None]) -> Aside:
+        """Whatever writes beside the loop. Raises `ConfigError` if its thread cannot be made."""
+        return thread_aside(name, backlog, write)
+
+    def log_lines(self) -> Lines:
+        """Raises `ConfigError` if their thread cannot be made."""
         if sys.stderr is None:  # closed before this program began: nobody reads the log
-            return Descriptor(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-        return Descriptor(sys.stderr.fileno())
+            return lines_to(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        return lines_to(sys.stderr.fileno())
 
     def checks(self) -> bool:
         """Whether the scheduler's invariants are checked after every event."""

@@ -26,7 +26,8 @@ class Job(NamedTuple):
 
 
 class Workers(Protocol):
-    """The port: somewhere to run jobs. `close` drops what has not begun and waits for the rest."""
+    """The port: somewhere to run jobs. `close` drops what has not begun, and waits for nothing: the
+    rest answers to nobody."""
 
     def submit(self, job: Job) -> None: ...
 

@@ -11,14 +11,14 @@ from syncer.config import Config
 from syncer.errors import CheckpointError
 from syncer.server.log import Log
 from syncer.server.persistence import Persistence
-from syncer.server.system import Descriptor
+from syncer.server.system import lines_to
 from tests.checkpoint.cuts import Faulty, make_cut
 
 
 def resume(path, files: Files) -> Persistence:
     config = Config(learners=2, total_steps=9, checkpoint_path=str(path), resume=True,
                     outer_lr=0.7, outer_momentum=0.9)
-    return Persistence(config, Log("error", "text", Descriptor(2)), files)
+    return Persistence(config, Log("error", "text", lines_to(2)), files)
 
 
 def test_a_resumed_name_is_made_durable(tmp_path):

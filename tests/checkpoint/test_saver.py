@@ -412,6 +412,53 @@ def test_many_takers_of_one_lock(tmp_path):
     assert not names_in(tmp_path)
 
 
+@pytest.fixture
+def no_more_threads(monkeypatch):
+    """What the system says from now on, when it is told to."""
+    begun, told = threading.Thread.start, threading.Event()
+
+    def start(self):
+        if told.is_set() and self.name.startswith("syncer-"):
+            raise RuntimeError("can't start new thread")
+        begun(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    return told
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_needs_no_further_thread(tmp_path, outcomes, no_more_threads, background):
+    """It takes longer then, on the thread that is there, which does not become a nice one."""
+    saver = saver_of(tmp_path)
+    no_more_threads.set()
+    usual = os.getpriority(os.PRIO_PROCESS, saver.lane.thread.native_id)
+    outcome = run_one(saver, copy_of(make_cut(8)), outcomes, let_go=background)
+    assert (outcome.error, outcome.defect) == (None, None)
+    assert os.getpriority(os.PRIO_PROCESS, saver.lane.thread.native_id) == usual
+    saver.close()
+    write_checkpoint(tmp_path / "alone", make_cut(8))
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
+
+
+def test_a_file_is_read_without_further_threads(tmp_path, no_more_threads, monkeypatch):
+    monkeypatch.setattr("syncer.checkpoint.reader.CHUNK_BYTES", 64)
+    write_checkpoint(tmp_path / "c", make_cut(8))
+    begun, left = threading.Thread.start, [1]   # one of the readers is there
+
+    def start(self):
+        if left:
+            left.pop()
+            no_more_threads.clear()
+        begun(self)
+        no_more_threads.set()
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with Checkpoint(tmp_path / "c") as checkpoint:
+        found = checkpoint.load(threads=4)
+    assert [one.params.tobytes() for one in found] == [
+        one.params.tobytes() for one in make_cut(8).fragments]
+
+
 def test_a_directory_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="name a file in a directory"):
         PathLock(tmp_path / "nowhere" / "c")

@@ -36,7 +36,7 @@ from syncer.protocol import (
 from syncer.server.driver import InvariantsWatch
 from syncer.server.log import Log
 from syncer.server.service import Server
-from syncer.server.system import Descriptor, System
+from syncer.server.system import System, lines_to
 from syncer.wire import encode, messages
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
@@ -421,7 +421,7 @@ class ServerThread(Hosting):
         self.config = Config(**(defaults | settings))
         self.descriptor = descriptor
         self.witness = Witness()
-        self.server = Server(self.config, Log("debug", "json", Descriptor(descriptor)),
+        self.server = Server(self.config, Log("debug", "json", lines_to(descriptor)),
                              System(files), self.witness)
         self.port = self.server.address[1]
         self.status: int | None = None

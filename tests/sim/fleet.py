@@ -8,12 +8,10 @@ when a server process ends by `SimServer`, and at the end by `check`.
 from __future__ import annotations
 
 import errno
-import json
 from dataclasses import replace
 from typing import Any
 
 from syncer.config import Config
-from syncer.core.run import tape_keys
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
 from syncer.layout import AVG, FragmentLayout, Layout
@@ -30,12 +28,13 @@ from tests.sim.learner import SimLearner
 from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
 from tests.sim.server import SimServer
 from tests.sim.system import LogLines, SimSystem, SimTape
+from tests.sim.told import check_tape
 
 LEARNER_FAULTS = ("drop", "restart", "dial_again", "garbage", "lose_stream", "dribble", "deaf")
 SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "false_report")
 """After which a process has ended, or may have."""
 FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
-          "full_tape", "second_server", "chown", "system_call")
+          "full_tape", "unread", "second_server", "chown", "system_call")
 LARGE = Layout((FragmentLayout(AVG, (2_300_000, 20_000, 7)),))
 LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0.01,
                   "chunk_bytes": 4 << 20, "inline_elements": 131_072, "duplicate": 0}
@@ -43,6 +42,8 @@ RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
 be written, learners that did not come, a signal."""
 SAID = {
+    b"log lines lost": "log lines lost", b"event tape takes nothing": "event tape takes nothing",
+    b"event tape records lost": "event tape records lost",
     b"no room for both": "a connection made room for the next one of its learner",
     b"newer connections": "a learner has too many connections",
     b"while its older connection is alive": "two connections of a learner are alive",
@@ -272,6 +273,12 @@ class Fleet:
         self.lost_records = True
         self.tape.trouble.append(self.world.rng.choice(["full", "short"]))
 
+    def fault_unread(self) -> None:
+        """Nobody reads log and tape for a while."""
+        self.lost_records = True
+        for aside in self.server.system.asides:
+            aside.stop_reading(self.world.between(0.1, 30) * SECOND, 1000)
+
     def fault_second_server(self) -> None:
         """Somebody starts another one: it says why not, and changes nothing."""
         if self.server.ended or not self.network.listener:
@@ -413,7 +420,7 @@ class Fleet:
         steps = [merge.step for merge in self.history.merges]
         assert steps == list(range(1, self.config.total_steps + 1)), steps
         assert server.scheduler.ledger == self.history.ledger()
-        self.check_tape()
+        check_tape(self)
         final = [params for _, params, _ in self.history.current()]
         self.check_disk(final)
         assert server.scheduler.final_cut.acknowledged, "nobody has the result"
@@ -423,37 +430,10 @@ class Fleet:
                     assert values.tobytes() == final[fragment], (
                         f"learner {learner.learner} ends with other values than the server")
 
-    def records(self) -> list[dict[str, Any]]:
-        """The tape of this history: whole lines, those that a roll back took away left out."""
-        data, found, at = bytes(self.tape.data), [], 0
-        for end, step in [*self.begun, (len(data), self.config.total_steps)]:
-            found += [json.loads(line) for line in data[at:end].splitlines()]
-            found = [record for record in found if record.get("step", 0) <= step]
-            at = end
-        return found
-
     @property
     def lost_processes(self) -> bool:
         """Whether a process ended without having finished what it had begun."""
         return any(mark.startswith(("server lost", "ended with status 1")) for mark in self.marks)
-
-    def check_tape(self) -> None:
-        """Each merge is told once and in order; a server that was lost may owe its last ones."""
-        if self.config.event_tape is None:
-            return
-        merges = [record for record in self.records() if "responders" in record]
-        told = {record["step"]: record for record in merges}
-        misfits = [why for record in self.records() if (why := tape_keys.misfit(record))]
-        assert not misfits, misfits
-        assert [record["step"] for record in merges] == sorted(told), "a step is told twice"
-        owing = self.lost_records or self.lost_processes
-        for merge in self.history.merges:
-            if merge.step in told:
-                pushed = [c.learner for c, _ in merge.parts if not c.carried]
-                responders = told[merge.step]["responders"]
-                assert [entry["id"] for entry in responders] == sorted(pushed)
-            else:
-                assert owing, f"step {merge.step} is not on the tape"
 
     def check_disk(self, final: list[bytes]) -> None:
         """The file holds the end of the run, and its marker says so if one was asked for."""

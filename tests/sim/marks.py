@@ -50,7 +50,8 @@ REQUIRED = frozenset({
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
-        "no_memory", "overflow", "stale", "false_report", "chown", "system_call")),
+        "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread")),
+    "log lines lost", "event tape takes nothing", "event tape records lost",
 })
 
 

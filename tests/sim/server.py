@@ -39,7 +39,7 @@ class SimServer:
         self.turning = False
         self.armed_ns: int | None = None
         self.frozen_until_ns = 0
-        log = Log(config.log_level, config.log_format, system.lines,
+        log = Log(config.log_level, config.log_format, system.log_lines(),
                   now=lambda: EPOCH + timedelta(microseconds=world.now_ns // 1000))
         self.server = Server(config, log, system, watch=witness)
         self.loop: Any = system.the_loop

@@ -13,10 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from syncer.server.capacity import FILES_RESERVED, Descriptors
+from syncer.server.log import Lines
 from syncer.server.loop import READ, WRITE, Handler, Loop, Timer
 from syncer.server.system import System, Usage
 from syncer.server.workers import Job, JobQueue, run_jobs
-from tests.sim.clock import MS, World
+from syncer.streams import Backlog
+from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.lane import Killed, SimLane
 from tests.sim.network import Listener, Network
@@ -122,6 +124,7 @@ class SimWorkers:
         self.world, self.loop, self.work_ms = world, loop, work_ms
         self.idle = self.count = count
         self.queue = JobQueue()
+        self.under_way: list[list[Any]] = []
         self.failing = 0
         self.failed = 0
         self.dead = False
@@ -148,12 +151,15 @@ class SimWorkers:
         answers: list[tuple[Any, ...]] = []
         if early:                                 # computed at the beginning, or at the end
             run_jobs(jobs, lambda *answer: answers.append(answer))
-        self.world.after(self.world.between(0.01, self.work_ms) * MS, self._finish,
-                         () if early else jobs, answers)
+        under_way = [() if early else jobs, answers]
+        self.under_way.append(under_way)
+        self.world.after(self.world.between(0.01, self.work_ms) * MS, self._finish, under_way)
 
-    def _finish(self, jobs: tuple[Job, ...], answers: list[tuple[Any, ...]]) -> None:
+    def _finish(self, under_way: list[Any]) -> None:
         if self.dead:
             return
+        self.under_way = [other for other in self.under_way if other is not under_way]
+        jobs, answers = under_way
         if jobs:
             run_jobs(jobs, lambda *answer: answers.append(answer))
         for answer in answers:
@@ -162,11 +168,13 @@ class SimWorkers:
         self._take()
 
     def close(self) -> None:
-        self.left_over = len(self.queue.jobs) + self.count - self.idle
+        """What is under way answers to nobody, and its memory goes."""
+        self.left_over = len(self.queue.jobs) + len(self.under_way)
+        self.dead = True
         self.queue.clear()
-        self.world.wait(lambda: self.idle == self.count or self.dead)
-        if self.dead:
-            raise Killed
+        for under_way in self.under_way:
+            under_way.clear()
+        self.under_way.clear()
 
 
 def _no_memory(*given: Any) -> None:
@@ -205,9 +213,72 @@ class LogLines:
         self.terminal = terminal
         self.lines: list[bytes] = []
 
-    def __call__(self, line: bytes) -> None:
+    def write(self, line: bytes) -> None:
         assert line.find(b"\n") == len(line) - 1, f"no whole line: {line!r}"
         self.lines.append(line)
+
+
+class SimAside:
+    """Writes what waits, and takes its time. `stuck_until_ns`: nobody reads what it writes."""
+
+    def __init__(self, world: World, backlog: Backlog, write: Callable[[bytes], None]):
+        self.world, self.backlog, self.write = world, backlog, write
+        self.stuck_until_ns = 0
+        self.given = self.accounted = 0
+        """Pieces; those that were written, or whose loss was said."""
+        self.piece: bytes | None = None
+        self.dead = self.closed = self.over = False
+
+    def put(self, piece: bytes) -> bool:
+        if self.closed:
+            return False
+        self.given += 1
+        fits = self.backlog.put(piece)
+        if self.piece is None:
+            self._next()
+        return fits
+
+    def stop_reading(self, span_ns: float, bytes_max: int) -> None:
+        """For so long; and what waits meanwhile may not be much."""
+        self.stuck_until_ns = self.world.now_ns + int(span_ns)
+        self.backlog.bytes_max = bytes_max
+
+    def _next(self) -> None:
+        self.piece = self.backlog.take()
+        if self.piece is not None:
+            late_ns = self.world.rng.random() * 0.05 * MS
+            self.world.after(max(self._stuck_ns, late_ns), self._write, self.piece)
+
+    @property
+    def _stuck_ns(self) -> int:
+        return self.stuck_until_ns - self.world.now_ns
+
+    def _write(self, piece: bytes) -> None:
+        if self.dead or piece is not self.piece:  # written by `close`
+            return
+        if self._stuck_ns > 0:
+            self.world.after(self._stuck_ns, self._write, piece)
+            return
+        self.write(piece)
+        self.accounted += self.backlog.in_hand
+        self.backlog.done(True)
+        self._next()
+
+    def close(self, stuck_s: float) -> int:
+        self.closed = True
+        if self._stuck_ns > 0:
+            end_ns = self.world.now_ns + min(self._stuck_ns, int(stuck_s * SECOND))
+            self.world.after(end_ns - self.world.now_ns, lambda: None)
+            self.world.wait(lambda: self.dead or self.world.now_ns >= end_ns)
+        if self.dead:
+            if self.over:
+                return self.backlog.left
+            raise Killed
+        while self.piece is not None and self._stuck_ns <= 0:
+            self._write(self.piece)
+        assert self.given == self.accounted + self.backlog.left, "lost in silence"
+        self.dead = self.over = True              # it ends with its process
+        return self.backlog.left
 
 
 class SimSystem(System):
@@ -224,6 +295,7 @@ class SimSystem(System):
         self.listener: Listener | None = None
         self.sockets_max: int | None = None
         """What its descriptors leave for sockets; None: more than anybody will dial."""
+        self.asides: list[SimAside] = []
 
     def loop(self) -> SimLoop:
         self.the_loop = SimLoop(self.world, self.network)
@@ -260,8 +332,12 @@ class SimSystem(System):
     def append(self, path: str) -> SimTape:
         return self.tape
 
-    def log_lines(self) -> LogLines:
-        return self.lines
+    def aside(self, name: str, backlog: Backlog, write: Callable[[bytes], None]) -> SimAside:
+        self.asides.append(SimAside(self.world, backlog, write))
+        return self.asides[-1]
+
+    def log_lines(self) -> Lines:
+        return Lines(self.lines.terminal, self.lines.write, self.aside)
 
     def usage(self) -> Usage:
         return Usage(0.0, 0)
@@ -275,4 +351,6 @@ class SimSystem(System):
             self.the_workers.dead = True
         if self.the_lane is not None:
             self.the_lane.kill()
+        for aside in self.asides:
+            aside.dead = True
         self.disk.release(self.files)

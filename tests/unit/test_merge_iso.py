@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,31 @@ def test_tensors_are_flattened_where_they_lie(threads):
     flatten_all(flat, shapes, threads)
     expected = np.concatenate([flatten(part).ravel() for part in parts])
     assert flat == pytest.approx(expected, rel=1e-5)
+
+
+def test_tensors_are_flattened_also_where_no_thread_can_be_had(monkeypatch):
+    shapes = [(9, 4), (5, 5), (3, 8)]
+    flat = random_matrix(1, sum(r * c for r, c in shapes))[0]
+    alone = flat.copy()
+    flatten_all(flat, shapes, 3)
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    flatten_all(alone, shapes, 3)
+    assert alone == pytest.approx(flat, rel=1e-5)
+
+
+def test_an_error_on_one_thread_is_that_of_all(monkeypatch):
+    def broken(matrix):
+        if matrix.shape == (5, 5):
+            raise MemoryError
+        return matrix
+
+    monkeypatch.setattr("syncer.merge.iso.flatten", broken)
+    with pytest.raises(MemoryError):
+        flatten_all(np.ones(85, F32), [(9, 4), (5, 5), (3, 8)], 3)
 
 
 def test_a_merge_of_iso_fragments_averages_corrects_and_steps():

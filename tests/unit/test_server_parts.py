@@ -26,8 +26,8 @@ from syncer.server.log import Log
 from syncer.server.loop import POSTED_PER_TURN, READ, Handler
 from syncer.server.selector import SelectorLoop
 from syncer.server.service import serve
-from syncer.server.system import AppendFile, Descriptor, ThreadWorkers, check_threads
-from syncer.server.tape import Tape, TapeError
+from syncer.server.system import AppendFile, ThreadWorkers, check_threads, lines_to
+from syncer.server.tape import Tape, TapeError, record_line
 from syncer.server.workers import Job
 
 
@@ -35,7 +35,7 @@ from syncer.server.workers import Job
 def loop():
     made = SelectorLoop()
     yield made
-    made.close()
+    made.close()                                # harmless when repeated
 
 
 def poll_until(loop, reached):
@@ -220,32 +220,43 @@ def test_a_pair_that_fails_fails_both(loop):
     assert errors == [MemoryError, MemoryError]
 
 
-def test_closing_drops_what_has_not_begun(loop):
-    workers = ThreadWorkers(loop, 1)
-    gate, begun = threading.Event(), threading.Event()
+def test_closing_drops_what_has_not_begun_and_waits_for_nobody_who_computes(loop):
+    workers = ThreadWorkers(loop, 2)
+    gate, begun = threading.Event(), threading.Semaphore(0)
     ran = []
 
     def first():
-        begun.set()
+        begun.release()
         gate.wait()
         ran.append(1)
 
-    workers.submit(Job(first, lambda *answer: None))
+    for _ in range(2):
+        workers.submit(Job(first, lambda *answer: None))
     workers.submit(Job(lambda: ran.append(2), lambda *answer: None))
-    begun.wait()
-    closing = threading.Thread(target=workers.close)
-    closing.start()
-    while workers.queue.jobs:
-        os.sched_yield()
+    for _ in range(2):
+        begun.acquire()
+    workers.close()
+    assert not workers.queue.jobs
+    assert ran == []
+    loop.close()
     gate.set()
-    closing.join()
-    assert ran == [1]
+    for thread in workers.threads:
+        thread.join()
+    assert ran == [1, 1]
+
+
+def test_closing_ends_the_idle_ones(loop):
+    workers = ThreadWorkers(loop, 2)
+    workers.close()
+    assert not any(thread.is_alive() for thread in workers.threads)
 
 
 # ------------------------------------------------------------------------------------------ log
 def written(form, level="info", *, write):
     read_end, write_end = os.pipe()
-    write(Log(level, form, Descriptor(write_end)))
+    log = Log(level, form, lines_to(write_end))
+    write(log)
+    log.close()
     os.close(write_end)
     with open(read_end, encoding="utf-8") as file:
         return file.read()
@@ -285,30 +296,15 @@ def test_levels(level, lines):
 def test_colour_only_on_a_terminal():
     ours, theirs = pty.openpty()
     try:
-        Log("info", "text", Descriptor(theirs)).info("hello")
-        assert b"\x1b[32mINFO " in os.read(ours, 4096)
-        Log("info", "json", Descriptor(theirs)).info("hello")
-        assert b"\x1b" not in os.read(ours, 4096)
+        for form, coloured in ("text", True), ("json", False):
+            log = Log("info", form, lines_to(theirs))
+            log.info("hello")
+            log.close()
+            assert (b"\x1b[32mINFO " in os.read(ours, 4096)) == coloured
     finally:
         os.close(ours)
         os.close(theirs)
     assert "\x1b" not in written("text", write=lambda log: log.info("hello"))
-
-
-def test_a_log_that_nobody_reads_stops_nothing():
-    """Lines that nobody can read are dropped; the next one that somebody reads is whole."""
-    reader, descriptor = os.pipe()
-    log = Log("info", "text", Descriptor(descriptor))
-    os.close(reader)
-    with pytest.raises(BrokenPipeError):
-        os.write(descriptor, b"x")
-    log.info("into the void")
-    reader, writer = os.pipe()
-    os.dup2(writer, descriptor)
-    log.info("heard again")
-    assert os.read(reader, 4096).split(b" INFO  ")[1:] == [b"heard again\n"]
-    for end in (reader, writer, descriptor):
-        os.close(end)
 
 
 # --------------------------------------------------------------------------- tape, final state
@@ -316,20 +312,20 @@ def test_the_tape_appends_whole_records(tmp_path):
     path = tmp_path / "tape"
     for step in (1, 2):
         tape = Tape(path, AppendFile(path))
-        tape.write({"step": step, "组": "é"})
+        tape.append(record_line({"step": step, "组": "é"}))
         tape.close()
     assert path.read_text("utf-8") == '{"step": 1, "组": "é"}\n{"step": 2, "组": "é"}\n'
 
 
 def test_a_record_that_does_not_fit_leaves_the_tape_whole(tmp_path, monkeypatch):
     tape = Tape(tmp_path / "tape", AppendFile(tmp_path / "tape"))
-    tape.write({"step": 1})
+    tape.append(record_line({"step": 1}))
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
     with pytest.raises(TapeError, match="only 5 of 12 bytes"):
-        tape.write({"step": 2})
+        tape.append(record_line({"step": 2}))
     monkeypatch.undo()
-    tape.write({"step": 3})
+    tape.append(record_line({"step": 3}))
     tape.close()
     assert (tmp_path / "tape").read_text() == '{"step": 1}\n{"step": 3}\n'
 
@@ -337,7 +333,7 @@ def test_a_record_that_does_not_fit_leaves_the_tape_whole(tmp_path, monkeypatch)
 def test_a_full_device_is_a_tape_error():
     tape = Tape("/dev/full", AppendFile("/dev/full"))
     with pytest.raises(TapeError, match="No space left"):
-        tape.write({"step": 1})
+        tape.append(record_line({"step": 1}))
     tape.close()
 
 
@@ -346,17 +342,17 @@ def test_a_tape_may_be_a_pipe_whose_reader_comes_and_goes(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     tape = Tape(path, AppendFile(path))
-    tape.write({"step": 1})
+    tape.append(record_line({"step": 1}))
     for step in 2, 3:
         with open(os.open(path, os.O_RDONLY), "rb", buffering=0) as reader:
             assert reader.read(4096) == b'{"step": %d}\n' % (step - 1)
-        tape.write({"step": step})
+        tape.append(record_line({"step": step}))
     tape.close()
 
 
 def test_a_tape_may_be_a_device():
     tape = Tape("/dev/null", AppendFile("/dev/null"))
-    tape.write({"step": 1})
+    tape.append(record_line({"step": 1}))
     assert os.get_blocking(tape.file.descriptor)
     tape.close()
 

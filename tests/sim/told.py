@@ -1,0 +1,37 @@
+"""What the tape of a simulated run says, judged at its end; must not change anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from syncer.core.run import tape_keys
+
+
+def records(fleet: Any) -> list[dict[str, Any]]:
+    """The tape of this history: whole lines, those that a roll back took away left out."""
+    data, found, at = bytes(fleet.tape.data), [], 0
+    for end, step in [*fleet.begun, (len(data), fleet.config.total_steps)]:
+        found += [json.loads(line) for line in data[at:end].splitlines()]
+        found = [record for record in found if record.get("step", 0) <= step]
+        at = end
+    return found
+
+
+def check_tape(fleet: Any) -> None:
+    """Each merge is told once and in order; a server that was lost may owe its last ones."""
+    if fleet.config.event_tape is None:
+        return
+    merges = [record for record in records(fleet) if "responders" in record]
+    told = {record["step"]: record for record in merges}
+    misfits = [why for record in records(fleet) if (why := tape_keys.misfit(record))]
+    assert not misfits, misfits
+    assert [record["step"] for record in merges] == sorted(told), "a step is told twice"
+    owing = fleet.lost_records or fleet.lost_processes
+    for merge in fleet.history.merges:
+        if merge.step in told:
+            pushed = [c.learner for c, _ in merge.parts if not c.carried]
+            responders = told[merge.step]["responders"]
+            assert [entry["id"] for entry in responders] == sorted(pushed)
+        else:
+            assert owing, f"step {merge.step} is not on the tape"
