@@ -46,6 +46,13 @@ class Outcome(NamedTuple):
     error: str | None = None
     defect: BaseException | None = None
 
+    @property
+    def problem(self) -> str | None:
+        """Why there is no file, in one sentence: whoever waits for it is answered in any case."""
+        if self.defect is None:
+            return self.error
+        return f"internal error: {type(self.defect).__name__}: {self.defect}"
+
 
 class _Job(NamedTuple):
     kind: str

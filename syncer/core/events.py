@@ -44,6 +44,19 @@ class Misfit(NamedTuple):
     """Of its ERROR: what was expected, and what came."""
 
 
+class NoRoom(NamedTuple):
+    """The first accepted HELLO is of a layout whose files would not fit where they are to be."""
+
+    text: str
+    """Which file, how much it needs, and how much there is."""
+
+
+class Broken(NamedTuple):
+    """The program around the scheduler has a defect: something it was to carry out raised."""
+
+    text: str
+
+
 class Disconnected(NamedTuple):
     """The connection group of an admitted member is gone."""
 
@@ -171,6 +184,6 @@ class Stop(NamedTuple):
 
 
 Event = (
-    Tick | Hello | Misfit | Disconnected | Init | Heartbeat | Push | CaughtUp | MergeDone | Synced
-    | Saved | FinalAck | Folded | BudgetDone | Stop
+    Tick | Hello | Misfit | NoRoom | Broken | Disconnected | Init | Heartbeat | Push | CaughtUp
+    | MergeDone | Synced | Saved | FinalAck | Folded | BudgetDone | Stop
 )

@@ -81,6 +81,11 @@ class Driver:
         finally:
             self.stepping = False
 
+    def broken(self, text: str) -> None:
+        """Something raised while an event was carried out: what waited behind it is void."""
+        self.waiting.clear()
+        self.handle(events.Broken(text))
+
     def _step(self, event: events.Event) -> None:
         if self.ending is not None:
             return

@@ -234,6 +234,12 @@ class Merging:
         return self.store.publish(self.prepared.pop(step))
 
     # ----------------------------------------------------------------------- for disk and tape
+    @property
+    def versions(self) -> list[int]:
+        """What is published of each fragment."""
+        return [self.store.current(fragment).version
+                for fragment in range(len(self.store.layout.fragments))]
+
     def cut(self, action: actions.Save) -> list[FragmentVersion]:
         """The version of every fragment in the cut of a save: the published ones, and the result
         of a step that is to be durable before it is published."""

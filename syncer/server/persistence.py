@@ -5,6 +5,7 @@ It must not decide when to save (core.scheduler does) and not know how (store do
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -188,14 +189,17 @@ class Persistence:
                          error=error.strerror)
 
     def _say(self, outcome: Outcome) -> None:
+        if outcome.defect is not None:
+            for line in "".join(traceback.format_exception(outcome.defect)).splitlines():
+                self.log.debug(line)
         if outcome.kind == SaveKind.FINAL_STATE:
-            if outcome.error is None and outcome.defect is None:
+            if outcome.problem is None:
                 self.log.info("final state written", path=self.config.final_state,
                               step=outcome.step)
-        elif outcome.error is not None:
+        elif outcome.problem is not None:
             self.log.error("checkpoint not written", kind=outcome.kind, step=outcome.step,
-                           error=outcome.error)
-        elif outcome.defect is None:
+                           error=outcome.problem)
+        else:
             committed = outcome.kind == SaveKind.ROUND
             self.log.info("checkpoint committed" if committed else "checkpoint written",
                           step=outcome.step, kind=outcome.kind,

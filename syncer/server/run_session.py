@@ -202,9 +202,7 @@ class RunSession:
             lambda outcome: self.parts.loop.post(self._saved, outcome))
 
     def _saved(self, outcome: Outcome) -> None:
-        if outcome.defect is not None:
-            raise outcome.defect  # nothing outside this program can cause it
-        self.parts.handle(events.Saved(SaveKind(outcome.kind), outcome.step, outcome.error))
+        self.parts.handle(events.Saved(SaveKind(outcome.kind), outcome.step, outcome.problem))
 
     def _record(self, action: actions.Record) -> None:
         self.parts.recorder.write(self.merging.with_figures(action.fields))

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from syncer.checkpoint.atomic import WriteError
 from syncer.config import Config
 from syncer.core import actions, events
+from syncer.core.run.phases import Phase
 from syncer.core.run.scheduler import Scheduler
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import NO_FAILURES, Exit
@@ -87,6 +88,7 @@ class Server:
             actions.Refuse: self.door.refuse_arrival,
         }, watch or (InvariantsWatch() if self.system.checks() else None))
         self.session: RunSession | None = None
+        self.is_broken = False
         self.pins = Pins(config.profile_hash, config.require_profile_binding,
                          config.expected_island_contract)
         self.address = self.listeners[0].address
@@ -155,7 +157,7 @@ class Server:
         try:
             self.persistence.check_space([f.numel for f in hello.layout.fragments])
         except WriteError as error:
-            self.driver.ending = RunEnd(Exit.NOT_WRITTEN, str(error))
+            self.handle(events.NoRoom(str(error)))
 
     def make_room(self, learner: int) -> None:
         """End the oldest connection of a learner that dials again, if it has one."""
@@ -176,14 +178,15 @@ class Server:
         """
         self._announce()
         self.log.restrain(self.loop)
-        driver = self.driver
-        try:
-            while driver.ending is None:
-                yield driver.deadline_ns()
-                driver.tick_if_due()
-            ending = driver.ending
-        except Exception as error:
-            ending = self._defect(error)
+        driver, ending = self.driver, None
+        while ending is None:
+            try:
+                while driver.ending is None:
+                    yield driver.deadline_ns()
+                    driver.tick_if_due()
+                ending = driver.ending
+            except Exception as error:
+                ending = self._broken(error)
         self._say(ending)
         try:
             yield from self._say_goodbye()
@@ -229,6 +232,25 @@ class Server:
         for line in "".join(traceback.format_exception(error)).splitlines():
             self.log.debug(line)
         return RunEnd(Exit.FAILED, f"internal error: {type(error).__name__}: {error}")
+
+    def _broken(self, error: Exception) -> RunEnd | None:
+        """How the run ends after a defect; None: with the last cut, which is being saved.
+
+        Not where the fragments are not the cut that the scheduler speaks of, since the defect came
+        between them, and not a second time: a run that cannot even end must not spin.
+        """
+        ending = self._defect(error)
+        first, self.is_broken = not self.is_broken, True
+        scheduler, session = self.driver.scheduler, self.session
+        if first and (session is None or scheduler.phase == Phase.WAITING
+                      or session.merging.versions == scheduler.versions):
+            try:
+                self.driver.broken(ending.text)
+            except Exception as another:
+                self._defect(another)
+            else:
+                return self.driver.ending
+        return ending
 
     def _say(self, ending: RunEnd) -> None:
         self.log.write("INFO" if ending.status in NO_FAILURES else "ERROR", ending.text,

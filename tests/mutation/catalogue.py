@@ -360,6 +360,13 @@ ENDING = broken(
      "if self.now_ns < self.final_cut.deadline_ns:", "if True:"),
     ("13.1", "a signal ends the run without writing the last cut",
      "        if unsaved:\n", "        if False:\n"),
+    ("13.7", "a run without room for its files begins",
+     "return self.end(NOT_WRITTEN, event.text)", "return 0"),
+    ("13.8", "a defect ends the run without its last cut",
+     "            return self.fail(event.text)\n",
+     "            return self.end(FAILED, event.text)\n"),
+    ("13.8", "a defect while a signal ends the run is forgotten",
+     "            self.failure = event.text  ", "            unused = event.text  "),
 ) + broken(
     "core/run/finishing.pyx",
     ("12.3", "an acknowledgement without the cut counts",

@@ -20,6 +20,8 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     at 9 saved [error words]
     at 9 budget 0.1 100                  BUDGET_DONE with this many steps
     at 9 misfit some words               a HELLO of another session than the resumed one came
+    at 9 no_room some words              the files of a run of this layout would not fit
+    at 9 broken some words               the program has a defect
     at 9 stop 15
     until 900000                         let time pass
 
@@ -132,8 +134,9 @@ class Scenario:
             return ev.Stop(int(rest[0]))
         if word == "tick":
             return ev.Tick()
-        if word == "misfit":
-            return ev.Misfit(" ".join(rest))
+        if word in ("misfit", "no_room", "broken"):
+            kind = {"misfit": ev.Misfit, "no_room": ev.NoRoom, "broken": ev.Broken}[word]
+            return kind(" ".join(rest))
         if word == "saved":
             return ev.Saved(self.driver.saving, self.driver.scheduler.global_step, words(rest))
         if word == "merged":

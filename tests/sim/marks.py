@@ -38,7 +38,8 @@ REQUIRED = frozenset({
     "resumed at the end", "learner-budget cutoff checkpoint written", "second process of a budget",
     "ended with status 1", "ended with status 6", "saved failure",
     "went back with restore", "went back with a copy", "set aside",
-    "went on after the end", "not resumed", "not resumed with other settings", "nothing to resume",
+    "a defect saved the last cut", "went on after the end", "not resumed",
+    "not resumed with other settings", "nothing to resume",
     # who comes to the door, and what happens to the process
     *(f"stranger: {kind}" for kind in (
         "silence", "half a HELLO", "rubbish", "a huge frame", "a message out of place",

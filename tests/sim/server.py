@@ -193,9 +193,18 @@ class SimServer:
         assert not system.files.descriptors, "files are open"
         assert not system.disk.locks, "the checkpoint is locked"
         assert not system.the_workers.queue.jobs, "jobs are waiting"
+        self.check_saved()
         if self.status == 0:
             self.witness.forget()
             self.check_memory()
+
+    def check_saved(self) -> None:
+        """A defect loses no committed step (rule 13.8), unless the disk does."""
+        scheduler = self.scheduler
+        if (self.exit_text.startswith("internal error") and scheduler.saves.on
+                and "could not be saved" not in self.exit_text and scheduler.global_step > 0):
+            assert scheduler.saves.durable_step == scheduler.global_step, "a defect cost a step"
+            self.witness.found.add("a defect saved the last cut")
 
     def check_memory(self) -> None:
         """What payloads, merges and messages took is back to what the state itself needs."""

@@ -87,6 +87,8 @@ GIVEN = {
     "Tick": lambda d: ev.Tick(),
     "Hello": lambda d: d.hello(0, 9),
     "Misfit": lambda d: ev.Misfit("another session"),
+    "NoRoom": lambda d: ev.NoRoom("no space"),
+    "Broken": lambda d: ev.Broken("internal error"),
     "Disconnected": lambda d: ev.Disconnected(0, 1),
     "Init": lambda d: d.init(0, 1, 0, 1.0),
     "Heartbeat": lambda d: ev.Heartbeat(0, 1, 5),
@@ -177,6 +179,9 @@ def test_a_cell_says_what_happens(phase, event, word):
         assert actions == [act.Release(given.payload)]
         driver.feed(1_000_000_000, ev.Heartbeat(0, 1, 6))
         assert state(driver) != before
+    elif (word, phase) == ("broken", Phase.STOPPING):
+        driver.feed(3, ev.Saved(driver.saving, 1))
+        assert (driver.exit.status, driver.exit.text) == (1, given.text)
     else:
         assert actions != [] or state(driver) != before
 

@@ -16,3 +16,5 @@ cdef class Ending(Committing):
     cdef int budget_saved(self) except -1
     cdef int budget_overdue(self) except -1
     cdef int stop(self, object event) except -1
+    cdef int no_room(self, object event) except -1
+    cdef int broken(self, object event) except -1

@@ -24,6 +24,11 @@ rule 11.4. When all have reported, an unmarked checkpoint is written once, and t
 
 rule 13.1. The first signal drops the open rounds and what waits, lets a write that is under way
     end, saves the last committed cut if there is anything to save, and ends with 128 + its number.
+rule 13.7. A run whose files would not fit where they are to be ends with status 5 as soon as its
+    layout is known, before anybody trains for a checkpoint that cannot be written.
+rule 13.8. A defect of the program ends a run as a failed merge does (rule 13.4): what is committed
+    is as good as before. Before the start there is nothing to save; while a run is ending already,
+    it ends with this.
 """
 
 from syncer.core import actions as act
@@ -36,12 +41,13 @@ from syncer.exits import Exit
 
 cdef int DONE = Exit.DONE
 cdef int FAILED = Exit.FAILED
+cdef int NOT_WRITTEN = Exit.NOT_WRITTEN
 cdef object FINAL = act.SaveKind.FINAL, FINAL_STATE = act.SaveKind.FINAL_STATE
 cdef object BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF, SHUTDOWN = act.SaveKind.SHUTDOWN
 
 
 cdef class Ending(Committing):
-    """The three ways to the end, on top of commits and saves."""
+    """The ways to the end, on top of commits and saves."""
 
     # ---- every step is committed ---------------------------------------------------------------
 
@@ -160,3 +166,19 @@ cdef class Ending(Committing):
         if unsaved:
             return self.save(SHUTDOWN)
         return self.end_stopping() if self.saves.outstanding is None else 0
+
+    # ---- the run cannot go on ------------------------------------------------------------------
+
+    # rule 13.7
+    cdef int no_room(self, object event) except -1:
+        return self.end(NOT_WRITTEN, event.text)
+
+    # rule 13.8
+    cdef int broken(self, object event) except -1:
+        if self.phase == Phase.WAITING:
+            return self.end(FAILED, event.text)
+        if self.phase != Phase.STOPPING:
+            return self.fail(event.text)
+        if self.failure is None:
+            self.failure = event.text            # the save that it waits for goes on
+        return 0

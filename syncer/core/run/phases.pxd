@@ -6,7 +6,7 @@ cpdef enum Phase:
     SAVING = 2       # every step is committed; checkpoint or final state are being written
     FINISHING = 3    # the final cut is out
     CUTOFF = 4       # a learner has spent its budget: reports, then the cut-off checkpoint
-    STOPPING = 5     # a signal or a failed merge; the last cut is being written
+    STOPPING = 5     # a signal or a failure; the last cut is being written
     ENDED = 6
 
 cpdef enum Handler:
@@ -31,5 +31,7 @@ cpdef enum Handler:
     BUDGET = 18
     STOP = 19
     MISFIT = 20
+    NO_ROOM = 21
+    BROKEN = 22
 
 cdef int handler_of(Phase phase, object event) except -1

@@ -36,6 +36,8 @@ class Handler(IntEnum):
     BUDGET = 18
     STOP = 19
     MISFIT = 20
+    NO_ROOM = 21
+    BROKEN = 22
 
 def phases() -> list[str]: ...
 def rows() -> dict[str, list[str]]: ...

@@ -2,7 +2,7 @@
 
     WAITING -> RUNNING -> [SAVING ->] FINISHING -> ENDED
                RUNNING -> CUTOFF -> ENDED            a learner budget was spent
-               any -> [STOPPING ->] ENDED            a signal or a failed merge, saving the last cut
+               any -> [STOPPING ->] ENDED            a signal or a failure, saving the last cut
 
 rule 1.1. `TABLE` below is the rule: the scheduler looks a cell up for every event and does what its
 word says, docs/rules.md shows it, and a test compares every cell with what really happens. Phases
@@ -24,6 +24,8 @@ TABLE = """
 Tick          time       time       time       time       time       time       -
 Hello         hello      hello      hello      hello      hello      -          turn_away
 Misfit        misfit     -          -          -          -          -          -
+NoRoom        no_room    defect     defect     defect     defect     -          -
+Broken        broken     broken     broken     broken     broken     broken     -
 Disconnected  gone       gone       gone       gone       gone       gone       -
 Init          init       release    release    release    release    release    release
 Heartbeat     progress   progress   progress   progress   progress   progress   -
@@ -44,6 +46,8 @@ MEANING = {
              "has for it: the start (rule 1.5), a catch-up (rule 3.1), the final cut (rule 12.4), "
              "a new lease (rule 11.3)",
     "misfit": "the end of a strict run (rule 14.6); otherwise its connection was refused, no more",
+    "no_room": "the run ends before it has begun (rule 13.7)",
+    "broken": "the run cannot go on (rule 13.8)",
     "turn_away": "refused if training is complete, else unanswered (rule 13.5)",
     "gone": "forgotten (rule 2.3); while rounds are open, replay or shrink (rule 3.7, rule 6.10)",
     "init": "adopted, or given back (rule 1.3)",
@@ -76,7 +80,7 @@ def rows() -> dict[str, list[str]]:
     return {name: words for name, *words in map(str.split, TABLE.strip().split("\n")[1:])}
 
 
-cdef int HANDLERS[7][15]
+cdef int HANDLERS[7][17]
 cdef dict ROW_OF = {}                            # event type -> row
 
 

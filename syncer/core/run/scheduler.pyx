@@ -169,6 +169,10 @@ cdef class Scheduler(Ending):
             return self.turn_away(event)
         if handler == Handler.MISFIT:
             return self.on_misfit(event)
+        if handler == Handler.NO_ROOM:
+            return self.no_room(event)
+        if handler == Handler.BROKEN:
+            return self.broken(event)
         raise InvariantViolation(f"{event!r} in the phase {phase_names()[self.phase]}, where "
                                  "nothing can have caused it")
 

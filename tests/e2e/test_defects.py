@@ -1,0 +1,75 @@
+"""Defects of the program itself: one sentence, and no committed step is lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncer.checkpoint import saver
+from syncer.checkpoint.reader import Checkpoint
+from syncer.merge import FragmentStore
+from tests.e2e.scripted import ServerThread, layout_of
+
+SMALL = layout_of((4,))
+ZEROS = np.zeros(4, np.float32)
+
+
+def no_memory(*given, **named):
+    raise MemoryError("no memory for that")
+
+
+def train(server: ServerThread, steps: int):
+    """A learner that has trained so far, and has been asked for the next step."""
+    learner = server.learner(0, SMALL)
+    learner.send_init([ZEROS])
+    for step in range(1, steps + 1):
+        learner.push(learner.pull(step), ZEROS + step)
+    return learner, learner.pull(steps + 1)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_defect_in_a_merge_saves_what_is_committed(tmp_path, monkeypatch, background):
+    path = tmp_path / "c"
+    with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path), checkpoint_every=8,
+                      background_checkpoint=background) as server:
+        learner, pull = train(server, 3)
+        monkeypatch.setattr(FragmentStore, "prepare", no_memory)
+        learner.push(pull, ZEROS)
+        learner.ended()
+        assert server.wait() == 1
+        server.log.wait("internal error: MemoryError: no memory for that", level="error", status=1)
+        assert server.log.find("checkpoint written", kind="failure", step=3)
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.facts.step == 3
+
+
+def test_a_defect_between_a_step_and_its_fragments_saves_nothing(tmp_path, monkeypatch):
+    """What is in memory is no cut then: the file of before stays."""
+    path = tmp_path / "c"
+    with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path),
+                      checkpoint_every=2) as server:
+        learner, pull = train(server, 3)
+        monkeypatch.setattr(FragmentStore, "publish", no_memory)
+        learner.push(pull, ZEROS)
+        learner.ended()
+        assert server.wait() == 1
+        assert not server.log.find("checkpoint written", kind="failure")
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.facts.step == 2
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_defect_in_a_save_is_an_answer(tmp_path, monkeypatch, background):
+    """As a save that fails: nobody waits for it without end."""
+    path = tmp_path / "c"
+    monkeypatch.setattr(saver, "write_checkpoint", no_memory)
+    with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path), checkpoint_every=2,
+                      background_checkpoint=background) as server:
+        learner = server.learner(0, SMALL)
+        learner.send_init([ZEROS])
+        for step in range(1, 5 if background else 3):
+            learner.push(learner.pull(step), ZEROS)
+        learner.ended()
+        assert server.wait() == 5
+        server.log.wait("checkpoint not written",
+                        error="internal error: MemoryError: no memory for that")
