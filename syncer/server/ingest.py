@@ -22,7 +22,8 @@ from syncer.wire import messages
 from syncer.wire.encode import encode_error
 
 DECODING_MAX = 4
-"""Payloads of one connection that are being decoded; at the limit its sockets are not read."""
+"""Payloads of one connection that are being decoded, or wait to be handed on behind one that is;
+at the limit its sockets are not read."""
 INLINE_ELEMENTS_MAX = 131_072
 """A push of at most this many elements is decoded on the spot: that takes about 10 µs (vector
 kernels) to 130 µs (portable ones), and a worker and back costs as much in thread switches."""
@@ -152,11 +153,11 @@ class Ingest(Reports):
                 pair: Callable[[Pending, Pending], None] | None) -> None:
         intake: Intake = group.work
         intake.pending.append(pending)
+        if len(intake.pending) >= DECODING_MAX:
+            group.pause()  # small ones as well: each waits for its turn behind a large one
         if pair is None and pending.decoded.numel <= INLINE_ELEMENTS_MAX:
             self._done(group, pending, run(), None)
             return
-        if len(intake.pending) >= DECODING_MAX:
-            group.pause()
         self.workers.submit(Job(run, lambda *done: self._done(group, pending, *done), pair,
                                 pending))
 

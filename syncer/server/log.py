@@ -26,7 +26,7 @@ COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR
 PLAIN = "\x1b[0m"
 
 
-class Aside(Protocol):
+class Writer(Protocol):
     """The port: something that writes what is put, in order, while whoever put it goes on.
 
     `put` says False for what is lost; `close` waits for the rest until nothing was written for
@@ -38,14 +38,14 @@ class Aside(Protocol):
     def close(self, stuck_s: float) -> int: ...
 
 
-MakeAside = Callable[[str, Backlog, Callable[[bytes], None]], Aside]
+MakeWriter = Callable[[str, Backlog, Callable[[bytes], None]], Writer]
 """(name, what waits, the writing itself, which raises OSError)."""
 
 
 class Lines:
     """Where a log's lines go, each a whole one. From every thread; never raises and never waits."""
 
-    def __init__(self, terminal: bool, write: Callable[[bytes], None], make_aside: MakeAside):
+    def __init__(self, terminal: bool, write: Callable[[bytes], None], make_aside: MakeWriter):
         self.terminal = terminal
         self.gap: Callable[[int], bytes] = lambda count: b""
         """The line that stands where so many were lost."""

@@ -30,7 +30,7 @@ from syncer.errors import ConfigError, KernelError
 from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
 from syncer.server.capacity import Descriptors
-from syncer.server.log import Aside, Lines
+from syncer.server.log import Lines, Writer
 from syncer.server.selector import SelectorLoop
 from syncer.server.workers import Job, JobQueue, run_jobs
 from syncer.streams import Backlog, LineWriter, WriterThread
@@ -327,7 +327,7 @@ class System:
         """Raises OSError."""
         return AppendFile(path)
 
-    def aside(self, name: str, backlog: Backlog, write: Callable[[bytes], None]) -> Aside:
+    def aside(self, name: str, backlog: Backlog, write: Callable[[bytes], None]) -> Writer:
         """Whatever writes beside the loop. Raises `ConfigError` if its thread cannot be made."""
         return thread_aside(name, backlog, write)
 

@@ -11,7 +11,7 @@ import os
 from typing import Any, Protocol
 
 from syncer.errors import SyncerError
-from syncer.server.log import Log, MakeAside
+from syncer.server.log import Log, MakeWriter
 from syncer.streams import Backlog
 
 TAPE_BYTES_MAX = 16 << 20
@@ -73,7 +73,7 @@ class Recorder:
     """Puts records on the tape, if the run has one, behind the back of whoever tells them. A lost
     record is no reason to lose a run, but it must be seen."""
 
-    def __init__(self, tape: Tape | None, log: Log, make_aside: MakeAside):
+    def __init__(self, tape: Tape | None, log: Log, make_aside: MakeWriter):
         self.tape, self.log = tape, log
         self.full = False
         self.aside = None

@@ -1,10 +1,13 @@
 """What one version of a fragment looks like on the wire, shared by every learner it goes to.
 
 f32 is the fragment's own memory; bf16 is encoded once per version, range by range as it is first
-needed. It must not know who receives it, and it never changes a byte that was handed out.
+needed. It must not know who receives it, and it never changes a byte that was handed out. Of the
+version it keeps the parameters and nothing else, so that a slow reader holds no optimizer state.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from syncer.kernels import encode_bf16
 from syncer.merge.buffers import BufferPool
@@ -16,16 +19,17 @@ from syncer.wire.encode import bcast_head, final_head
 class WireVersion:
     """A BCAST_FRAGMENT or FINAL_FRAGMENT: `kind`, `fragment`, `version`, `head`, `body`.
 
-    `source` is a published fragment version (`.fragment .version .params`). Bytes of `body` up to
-    `n` may be read after `ready(n)`. Encoded bytes land in memory of `pool`, which has it back when
-    the last view is gone.
+    source: a published fragment version (`.fragment .version .params`). Bytes of `body` up to `n`
+    may be read after `ready(n)`. Encoded bytes land in memory of `pool`, which has it back when the
+    last view is gone.
     """
 
-    __slots__ = ("__weakref__", "body", "encoded", "fragment", "head", "kind", "source", "version")
+    __slots__ = ("__weakref__", "body", "encoded", "fragment", "head", "kind", "params", "version")
 
     def __init__(self, kind: Msg, source: FragmentVersion, dtype: int, pool: BufferPool):
         self.kind = kind
-        self.source: FragmentVersion | None = source
+        self.params: np.ndarray | None = None
+        """What is still to be encoded."""
         self.fragment: int = source.fragment
         self.version: int = source.version
         final = kind == Msg.FINAL_FRAGMENT
@@ -37,13 +41,14 @@ class WireVersion:
             numel = len(source.params)
             self.body = memoryview(pool.take((numel + 1) // 2)).cast("B")[: 2 * numel]
             self.encoded = 0
+            self.params = source.params
 
     def ready(self, end: int) -> None:
         """Make `body[:end]` final. `end` may lie inside a value."""
-        if end <= self.encoded or self.source is None:
+        if end <= self.encoded or self.params is None:
             return
         first, last = self.encoded // 2, -(-end // 2)
-        encode_bf16(self.source.params[first:last], self.body[2 * first : 2 * last])
+        encode_bf16(self.params[first:last], self.body[2 * first : 2 * last])
         self.encoded = 2 * last
         if self.encoded == len(self.body):
-            self.source = None  # the f32 version is not pinned once nothing of it is needed
+            self.params = None  # the f32 version is not pinned once nothing of it is needed

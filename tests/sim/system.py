@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -223,6 +224,7 @@ class SimAside:
 
     def __init__(self, world: World, backlog: Backlog, write: Callable[[bytes], None]):
         self.world, self.backlog, self.write = world, backlog, write
+        self.dice = random.Random(1)              # what a run does depends on no log level
         self.stuck_until_ns = 0
         self.given = self.accounted = 0
         """Pieces; those that were written, or whose loss was said."""
@@ -246,7 +248,7 @@ class SimAside:
     def _next(self) -> None:
         self.piece = self.backlog.take()
         if self.piece is not None:
-            late_ns = self.world.rng.random() * 0.05 * MS
+            late_ns = self.dice.random() * 0.05 * MS
             self.world.after(max(self._stuck_ns, late_ns), self._write, self.piece)
 
     @property

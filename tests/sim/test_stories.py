@@ -27,7 +27,7 @@ def test_a_learner_that_dials_while_the_last_cut_is_written_is_not_told_off():
     with scaled(fleet.settings):
         server = fleet.server
         fleet.world.wait(lambda: server.scheduler.global_step >= 3)
-        fleet.disk.slow_ms = 100_000
+        fleet.disk.slow_ms = 10_000
         fleet.world.rng.seed(5)
         server.signal()
         fleet.learners[1].drop()

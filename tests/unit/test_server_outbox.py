@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from syncer.merge.buffers import BufferPool
+from syncer.merge.versions import FragmentVersion
 from syncer.protocol import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.server.outbox import Outbox
 from syncer.server.wire_version import WireVersion
@@ -207,9 +208,26 @@ def test_an_encoded_image_lets_go_of_its_source():
     """bf16 readers must not pin the f32 version."""
     shared = image(0, 1, 10, dtype=DTYPE_BF16)
     shared.ready(3)
-    assert shared.source is not None
+    assert shared.params is not None
     shared.ready(20)
-    assert shared.source is None
+    assert shared.params is None
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [
+    (Msg.BCAST_FRAGMENT, DTYPE_F32), (Msg.BCAST_FRAGMENT, DTYPE_BF16),
+    (Msg.FINAL_FRAGMENT, DTYPE_BF16)])
+def test_a_version_on_its_way_keeps_its_parameters_and_no_optimizer_state(kind, dtype):
+    """A reader that has stopped pins it for as long as it likes."""
+    memory = BufferPool()
+    buffers = [memory.take(1000) for _ in range(3)]
+    source = FragmentVersion(0, 1, 1, ("momentum", "accumulator"), buffers)
+    del buffers
+    shared = WireVersion(kind, source, dtype, POOL)
+    shared.ready(10)
+    del source
+    assert memory.live == 1
+    shared.ready(len(shared.body))
+    assert memory.live == (0 if dtype == DTYPE_BF16 and kind == Msg.BCAST_FRAGMENT else 1)
 
 
 def test_image_memory_is_used_again_once_the_last_piece_is_gone():
