@@ -53,6 +53,9 @@ MEANINGS = {
     "the system failed a connection":
         "a system call for it was refused, `error` says why; it ends and nobody else",
     "learner connected": "a HELLO was accepted",
+    "data sockets that a HELLO declared have not come":
+        "`streams` of them, after 10 s; it goes on over the others, but what its learner sends "
+        "over these is lost: look for what blocks some connections and not others",
     "learner connected again while its older connection is alive":
         "two processes with one learner id, unless it has moved: only the newest takes part",
     "learner disconnected": "its connection is gone; its slots wait, and may be rebound",

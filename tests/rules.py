@@ -24,7 +24,8 @@ NUMBER = re.compile(r"^\*\*(\d+\.\d+)\*\* ", re.MULTILINE)
 CITED = re.compile(r"\brule (\d+\.\d+)")
 HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
                   r" *(?:cdef|cpdef|def)\b[^\n(]*?(\w+)\(", re.MULTILINE)
-DOOR, HELLO = "e2e/test_server_door.py", "unit/test_wire_hello.py"
+DOOR, CONNECTIONS = "e2e/test_server_door.py", "e2e/test_server_connections.py"
+HELLO = "unit/test_wire_hello.py"
 CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
 ELSEWHERE = {
     "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
@@ -48,8 +49,9 @@ ELSEWHERE = {
     "14.6": [f"{RESUME}::test_in_a_strict_run_such_a_learner_ends_it"],
     "14.7": [f"{DOOR}::test_rounds_go_on_while_a_large_hello_is_read",
              f"{DOOR}::test_a_large_hello_makes_a_session_and_equal_ones_share_its_layout"],
-    "14.10": [f"{DOOR}::test_a_learner_has_at_most_four_connections",
-              f"{DOOR}::test_a_learner_that_comes_from_elsewhere_is_told_of_at_once"],
+    "14.11": [f"{CONNECTIONS}::test_a_message_that_waits_for_a_socket_which_never_comes"],
+    "14.10": [f"{CONNECTIONS}::test_a_learner_has_at_most_four_connections",
+              f"{CONNECTIONS}::test_a_learner_that_comes_from_elsewhere_is_told_of_at_once"],
     "14.9": [f"{DOOR}::test_learners_that_do_not_fit_are_told_to_try_again_later",
              f"{DOOR}::test_a_checkpoint_is_possible_whoever_dials"],
     "14.8": [f"{RESUME}::test_what_no_run_would_take_does_not_end_a_strict_one"],

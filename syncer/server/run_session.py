@@ -28,6 +28,7 @@ from syncer.server.loop import Loop, Timer
 from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
+from syncer.server.promised import Promised
 from syncer.server.tape import Recorder
 from syncer.server.workers import Workers
 from syncer.wire.hello import Hello
@@ -65,6 +66,7 @@ class RunSession:
         config, loop, handle = parts.config, parts.loop, parts.handle
         self.hello, self.identity, self.parts = hello, identity, parts
         self.groups: dict[actions.Member, Group] = {}
+        self.promised: dict[Group, Promised] = {}
         self.looks: dict[Group, Timer] = {}
         """By a learner's newest connection: when its older one is looked at again."""
         bf16 = bulk_dtype(hello.dtype) == DTYPE_BF16
@@ -122,6 +124,8 @@ class RunSession:
         self.parts.door.open_reader(channel, group)
         channel.resume()
         self.parts.door.group_ready(group)
+        if not group.ended:
+            self.promised[group] = Promised(group, self.parts.log)
         if older:
             self._meet(group, older)
 
@@ -169,6 +173,9 @@ class RunSession:
         """Everything that came from a group which has ended is handed on."""
         del self.groups[group.learner, group.generation]
         self.parts.door.capacity.promise(-group.sockets)
+        promised = self.promised.pop(group, None)
+        if promised is not None:
+            promised.cancel()
         look = self.looks.pop(group, None)
         if look is not None:
             look.cancel()
@@ -216,6 +223,8 @@ class RunSession:
         """Let go of results that will never be published, and of what would be looked at later."""
         for look in self.looks.values():
             look.cancel()
+        for promised in self.promised.values():
+            promised.cancel()
         self.merging.close()
 
 

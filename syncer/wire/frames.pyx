@@ -134,6 +134,12 @@ cdef class Reassembly:
         return len(self.messages)
 
     @property
+    def progress(self):
+        """Bytes that have arrived of each open message, by its id."""
+        cdef Partial partial
+        return {key: partial.filled for key, partial in self.messages.items()}
+
+    @property
     def range_bytes(self):
         """Bytes of bookkeeping besides `bytes_open`."""
         cdef Partial partial

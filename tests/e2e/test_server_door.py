@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
@@ -13,9 +12,8 @@ import pytest
 
 from syncer.errors import ConfigError
 from syncer.protocol import DTYPE_BF16, HASH_BYTES, Msg
-from syncer.server import door, merging, run_session
+from syncer.server import door, merging
 from syncer.wire import encode, messages
-from syncer.wire.frames import FrameReader
 from syncer.wire.identity import rl_contract
 from tests.e2e.scripted import (
     ScriptedLearner,
@@ -232,114 +230,6 @@ def test_memory_that_is_lacking_for_a_hello_ends_its_connection(tmp_path, monkey
             other.ended()
         server.log.wait("the system failed a connection", error="Cannot allocate memory")
         finish_alone(ScriptedLearner(server.port, 0, SMALL))
-        assert server.wait() == 0
-
-
-# ------------------------------------------------------------------------------- data sockets
-def test_data_sockets_may_come_before_their_hello(tmp_path):
-    with ServerThread(tmp_path) as server:
-        with ScriptedLearner(server.port, 0, SMALL, streams=2, connect=False) as learner:
-            learner.dial_data(1)
-            learner.dial_data(0)
-            # Frames behind a DATA_HELLO wait with it.
-            body = ONES.tobytes()
-            learner.control = learner.data[1]
-            learner.send_bulk(Msg.INIT_PARAMS, encode.init_head(0), body, chunked=False)
-            learner.dial()
-            learner.push(learner.pull(), ONES)
-            learner.finish()
-        assert server.wait() == 0
-
-
-def test_data_sockets_that_do_not_fit_their_group(tmp_path):
-    def error_of(learner, stream, generation=None):
-        with ScriptedLearner(server.port, 0, SMALL, streams=0, connect=False,
-                             generation=generation) as other:
-            other.control = other.dial_data(stream)
-            return other.error()
-
-    with ServerThread(tmp_path) as server:
-        with ScriptedLearner(server.port, 0, SMALL, streams=1) as learner:
-            learner.send_init([ONES])
-            pull = learner.pull()
-            generation = learner.hello.generation
-            assert "out of bounds" in error_of(learner, 1, generation)
-            assert "duplicate data stream index" in error_of(learner, 0, generation)
-            learner.push(pull, ONES)
-            learner.finish()
-        assert server.wait() == 0
-
-
-def test_a_data_socket_whose_hello_never_comes(tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "DATA_HELLO_WAIT_NS", 50_000_000)
-    with ServerThread(tmp_path) as server:
-        with ScriptedLearner(server.port, 0, SMALL, streams=1, connect=False) as learner:
-            learner.control = learner.dial_data(0)
-            assert "unknown learner" in learner.error()
-        assert not server.server.door.waiting
-        finish_alone(ScriptedLearner(server.port, 0, SMALL))
-        assert server.wait() == 0
-
-
-# ------------------------------------------------------------------- connections of one learner
-def test_a_learner_has_at_most_four_connections(tmp_path):
-    with ServerThread(tmp_path) as server:
-        learners = [server.learner(0, SMALL, streams=1) for _ in range(9)]
-        for learner in learners:
-            server.log.wait("learner connected", generation=learner.hello.generation)
-        for learner in learners[:5]:
-            learner.ended()
-            server.log.wait("connection ended", generation=learner.hello.generation)
-        left = [generation for _, generation in server.server.session.groups]
-        assert left == [learner.hello.generation for learner in learners[5:]]
-        finish_alone(learners.pop())
-        assert server.wait() == 0
-
-
-TWICE = "learner connected again while its older connection is alive"
-
-
-def test_an_older_connection_that_still_speaks_is_another_process(tmp_path, monkeypatch):
-    """On one machine, where the first of two may also be as good as gone."""
-    monkeypatch.setattr(run_session, "TWO_ALIVE_NS", 50_000_000)
-    beat = encode.encode_heartbeat(messages.Heartbeat(0, 1))
-    with ServerThread(tmp_path) as server:
-        def connected():
-            learner = server.learner(0, SMALL)
-            server.log.wait("learner connected", generation=learner.hello.generation)
-            return learner
-
-        first, second = connected(), connected()
-        wait_until(lambda: not server.server.session.looks, "it was looked at")
-        assert not server.log.find(TWICE)
-        while not server.log.find(TWICE):
-            first, second = second, connected()
-            while server.server.session.looks:
-                first.send(beat)
-        assert server.log.find(TWICE)[0]["learner"] == 0
-        finish_alone(second)
-        assert server.wait() == 0
-
-
-class Elsewhere(ScriptedLearner):
-    """Another machine, as far as its address says so."""
-
-    def open_socket(self, receive_buffer_bytes: int = 0) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self.port), source_address=("127.0.0.2", 0))
-        self.readers[sock] = FrameReader(self.limits, self.reassembly)
-        return sock
-
-
-def test_a_learner_that_comes_from_elsewhere_is_told_of_at_once(tmp_path):
-    with ServerThread(tmp_path) as server:
-        first = server.learner(0, SMALL)
-        server.log.wait("learner connected", generation=first.hello.generation)
-        with Elsewhere(server.port, 0, SMALL) as second:
-            line = server.log.wait(TWICE)
-            assert line["level"] == "warning"
-            assert line["peer"].startswith("127.0.0.2:")
-            assert line["older_peer"].startswith("127.0.0.1:")
-            finish_alone(second)
         assert server.wait() == 0
 
 

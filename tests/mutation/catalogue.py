@@ -407,6 +407,10 @@ DOOR = broken(
     ("14.9", "learners are let in whose sockets do not fit",
      "return self.rest - sockets >= STRANGERS_MIN", "return True"),
 ) + broken(
+    "server/promised.py",
+    ("14.11", "nobody looks at what stands still",
+     "            if now_ns - self.stood[message][1] >= INCOMPLETE_NS:", "            if False:"),
+) + broken(
     "server/run_session.py",
     ("14.10", "the newest connection of a learner that has too many is ended",
      "older.pop(0).end(", "group.end("),

@@ -23,6 +23,8 @@ class Link:
         self.connection = connection
         self.lost = lost
         self.open = True
+        self.missing: int | None = None
+        """A stream that is never dialed."""
         self.next_id = 1 << 40  # the library numbers its own from 0
         delay_ns = network.delay_ns()
         self.wires = [Wire(network, delay_ns, lambda data, s=s: received(s, data), self._ended)
@@ -30,8 +32,12 @@ class Link:
 
     def begin(self) -> None:
         """Say who it is on every stream."""
-        for wire, opening in zip(self.wires, self.connection.openings, strict=True):
-            wire.write(opening)
+        for stream, (wire, opening) in enumerate(
+                zip(self.wires, self.connection.openings, strict=True)):
+            if stream == self.missing:
+                wire.drown()
+            else:
+                wire.write(opening)
 
     @property
     def idle(self) -> bool:

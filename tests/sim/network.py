@@ -125,6 +125,7 @@ class Wire:
         self.socket = SimSocket(self, network.next_number())
         self.backlog: deque[bytes] = deque()
         self.reading = True
+        self.drowned = False
         self.listener: Listener | None = None
         """Of the process that it has reached."""
         self.over = False
@@ -136,7 +137,7 @@ class Wire:
     def _dialed(self) -> None:
         """The first packet reaches the server's machine."""
         self.listener = listener = self.network.listener
-        if self.over or self.socket.error:
+        if self.over or self.socket.error or self.drowned:
             return
         if listener is None or not listener.takes(self.socket):
             self.reset(client_after_ns=self.down.delay_ns)
@@ -145,7 +146,7 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         """Send, when there is room: a client's program waits with what does not fit."""
-        if not self.over:
+        if not (self.over or self.drowned):
             self.backlog.append(data)
             self._flush()
 
@@ -165,6 +166,10 @@ class Wire:
             self.received(bytes(self.down.take(len(self.down.inbox))))
         if self.reading and not self.over and self.down.eof:
             self.end()
+
+    def drown(self) -> None:
+        """Nothing of it ever reaches the server, and the client believes that it does."""
+        self.drowned = True
 
     def pause(self) -> None:
         """Stop reading: what comes fills the buffers."""

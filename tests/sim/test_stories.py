@@ -13,6 +13,7 @@ from syncer.server.outgoing import Outgoing
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH
 from tests.sim.fleet import Fleet
+from tests.sim.link import Link
 from tests.sim.network import NO_MEMORY, Network
 from tests.sim.scale import scaled
 from tests.sim.strangers import Stranger, openings
@@ -250,3 +251,28 @@ def test_a_learner_cannot_fill_the_log():
         told[level] = lines_of(fleet, "push rejected")
     assert len(told["debug"]) == sum(line.get("times", 1) for line in told["info"]) > 1000
     assert len(told["info"]) < len(told["debug"]) / 4
+
+
+def test_a_stream_that_never_comes_is_named_and_what_waits_for_it_ends():
+    """The first connection of each learner lacks one; they dial again, and the run goes on."""
+    fleet = Fleet(8, config=toy_config(learners=2, quorum=2, total_steps=5), faults=[],
+                  settings={"streams": 3, "misconfigured": 0, "chunk_bytes": 17, "tight": False})
+    fleet.large = False
+    begin, without = Link.begin, []
+
+    def lacking(link):
+        if len(without) < 2:
+            link.missing = 2
+            without.append(link)
+        begin(link)
+
+    Link.begin = lacking
+    try:
+        fleet.play()
+    finally:
+        Link.begin = begin
+    fleet.check()
+    said = b"".join(fleet.lines.lines)
+    assert len(without) == 2
+    assert said.count(b"data sockets that a HELLO declared have not come") == 2
+    assert b"data stream 1 of 3 never came" in said
