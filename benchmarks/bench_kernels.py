@@ -7,17 +7,14 @@ read it. Rows that need an optional package say so when it is missing.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
-import shutil
-import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import reference
 from benchmarks.pairs import ratio
 from syncer import kernels
 from syncer.kernels import testing
@@ -34,33 +31,6 @@ pytestmark = pytest.mark.timeout(1800)
 FAMILIES = ("sha256", "codec", "blend", "reduce")
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """reference.c as a library, compiled with -O3."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("the reference loops need a C compiler (cc, gcc or clang)")
-    library = tmp_path_factory.mktemp("reference") / "reference.so"
-    source = Path(__file__).with_name("reference.c")
-    command = [compiler, "-O3", "-shared", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run(command, check=True)
-    loaded = ctypes.CDLL(str(library))
-    loaded.reference_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    loaded.reference_sum.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def copy(reference):
-    """copy(bytes): a call that copies so many, between arrays of its own."""
-
-    def make(nbytes: int):
-        a, b = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-        return lambda: reference.reference_copy(b.ctypes.data, a.ctypes.data, nbytes)
-
-    return make
-
-
 def floats(n: int) -> np.ndarray:
     return RNG.standard_normal(n, dtype=F32)
 
@@ -69,20 +39,20 @@ def portable():
     return testing.forced(**dict.fromkeys(FAMILIES, "portable"))
 
 
-def row(benchmark, name, reference, ours, nbytes, at_least, threads=1):  # noqa: PLR0917
-    """Measures, prints one line, and records it; nbytes is what one call of ours moves.
+def row(benchmark, name, other, ours, nbytes, at_least, threads=1):  # noqa: PLR0917
+    """Measures against `other`, prints one line, and records it; nbytes: what a call of ours moves.
 
     One thread is measured in CPU time, so that other programs disturb less; more in wall time."""
     benchmark.pedantic(ours, rounds=3, warmup_rounds=1)
     clock = time.process_time_ns if threads == 1 else time.perf_counter_ns
-    pair = ratio(reference, ours, rounds=11, sample_ms=3, clock=clock)
+    pair = ratio(other, ours, rounds=11, sample_ms=3, clock=clock)
     line = (f"\n{name:<50} {nbytes / pair.ours_ns:7.2f} GB/s  reference "
             f"{nbytes / pair.reference_ns:7.2f} GB/s  ratio {pair.ratio:6.2f}")
     if at_least is not None:
         line += f"  at least {at_least:5.2f} {'ok' if pair.ratio >= at_least else 'BELOW'}"
     if threads == 1:
         with portable():
-            slow = ratio(reference, ours, rounds=5, sample_ms=3, clock=clock)
+            slow = ratio(other, ours, rounds=5, sample_ms=3, clock=clock)
         line += f"  portable {slow.ratio:6.2f}"
     print(line, flush=True)
     benchmark.extra_info.update(ratio=pair.ratio, at_least=at_least)
@@ -100,9 +70,10 @@ def test_sha256(benchmark, streams):
             lambda: kernels.sha256_pair(a, b), 16 * MIB, 1.6)
 
 
-@pytest.mark.parametrize(("size", "bound"), [("64 MiB", True), ("1 MiB", False)])
+@pytest.mark.parametrize(("size", "kind", "bound"), [
+    ("64 MiB", "memcpy", True), ("64 MiB", "past the cache", False), ("1 MiB", "memcpy", False)])
 @pytest.mark.parametrize("codec", ["bf16 decode", "bf16 encode", "f32 decode"])
-def test_codec_against_memcpy(benchmark, copy, codec, size, bound):
+def test_codec_against_copies(benchmark, codec, size, kind, bound):
     n = LARGE if size == "64 MiB" else SMALL
     x, out, half = floats(n), np.empty(n, F32), np.empty(n, np.uint16)
     kernels.encode_bf16(x, half)
@@ -114,19 +85,19 @@ def test_codec_against_memcpy(benchmark, copy, codec, size, bound):
         "f32 decode": lambda: kernels.decode_f32(x, out, True),
     }[codec]
     at_least = 0.9 if codec == "f32 decode" else 0.8
-    row(benchmark, f"{codec}, {size} of f32, against memcpy", copy(moved // 2), call, moved,
-        at_least if bound else None)
+    name = f"{codec}, {size} of f32, {'a copy ' * (kind != 'memcpy')}{kind}"
+    row(benchmark, name, reference.copy(moved // 2, kind), call, moved, at_least if bound else None)
 
 
 @pytest.mark.parametrize("dtype", [1, 2], ids=["f32", "bf16"])
-def test_byte_range_encode(benchmark, reference, dtype):
+def test_byte_range_encode(benchmark, dtype):
     """4 MiB chunks of a 64 MiB fragment, one after another into one buffer, as a sender does.
 
     The reference copies the bytes that each chunk is made from, likewise into one buffer."""
     x, chunk = floats(LARGE), 4 * MIB
     total = tensor_bytes(LARGE, dtype)
     out, read = np.empty(chunk, np.uint8), chunk * x.nbytes // total
-    target = np.empty(read, np.uint8)
+    target, copy = np.empty(read, np.uint8), reference.library().reference_copy
 
     def chunks():
         for begin in range(0, total, chunk):
@@ -134,7 +105,7 @@ def test_byte_range_encode(benchmark, reference, dtype):
 
     def copies():
         for begin in range(0, x.nbytes, read):
-            reference.reference_copy(target.ctypes.data, x.ctypes.data + begin, read)
+            copy(target.ctypes.data, x.ctypes.data + begin, read)
 
     name = f"byte-range encode, {'f32' if dtype == 1 else 'bf16'}, 4 MiB chunks"
     row(benchmark, name, copies, chunks, x.nbytes + total, 0.9)
@@ -199,10 +170,11 @@ def test_q4_against_pypiquant(benchmark, way, size):
 
 
 @pytest.mark.parametrize(("size", "bound"), [("64 MiB", 0.9), ("1 MiB", None)])
-def test_norm(benchmark, reference, size, bound):
+def test_norm(benchmark, size, bound):
+    plain_sum = reference.library().reference_sum
     x = floats(LARGE if size == "64 MiB" else SMALL)
     row(benchmark, f"blocked norm, {size}, against a plain sum loop",
-        lambda: reference.reference_sum(x.ctypes.data, x.size), lambda: testing.norm(x), x.nbytes,
+        lambda: plain_sum(x.ctypes.data, x.size), lambda: testing.norm(x), x.nbytes,
         bound)
 
 
@@ -255,7 +227,10 @@ def average_case(threads: int):
     return (lambda: store.discard(store.prepare(0, 1, contributions))), params, momentum, gradients
 
 
-def test_average_and_nesterov_against_numpy(benchmark):
+@pytest.mark.parametrize("way", ["as an expression", "with out=", "with out=, by blocks"])
+def test_average_and_nesterov_against_numpy(benchmark, way):
+    """The expression makes a new array for each of its operators; with `out=` none is made, and by
+    blocks of 32 Ki elements what is in between stays in the cache: the best that NumPy can do."""
     ours, params, momentum, gradients = average_case(1)
     weights = [F32((1.0 + i) / 10) for i in range(4)]
 
@@ -264,8 +239,31 @@ def test_average_and_nesterov_against_numpy(benchmark):
         b = F32(0.9) * momentum + g
         return params - F32(0.7) * (g + F32(0.9) * b)
 
-    row(benchmark, "avg of 4 + Nesterov, 64 MiB, against NumPy", expression, ours,
-        8 * 4 * LARGE, 4)
+    block = LARGE if way == "with out=" else 1 << 15
+    g, scratch = np.empty(block, F32), np.empty(block, F32)
+    p_out, b_out = np.empty(LARGE, F32), np.empty(LARGE, F32)
+
+    def in_place():
+        for at in range(0, LARGE, block):
+            cut = slice(at, at + block)
+            np.multiply(gradients[0][cut], weights[0], out=g)
+            for w, x in zip(weights[1:], gradients[1:], strict=True):
+                np.add(g, np.multiply(x[cut], w, out=scratch), out=g)
+            b = np.multiply(momentum[cut], F32(0.9), out=b_out[cut])
+            np.add(b, g, out=b)
+            np.add(np.multiply(b, F32(0.9), out=scratch), g, out=scratch)
+            np.subtract(params[cut], np.multiply(scratch, F32(0.7), out=scratch), out=p_out[cut])
+
+    row(benchmark, f"avg of 4 + Nesterov, 64 MiB, NumPy {way}",
+        expression if way == "as an expression" else in_place, ours, 8 * 4 * LARGE,
+        4 if way == "as an expression" else None)
+
+
+def test_average_and_nesterov_against_copies(benchmark):
+    """As many bytes, copied past the cache: the bound of memory."""
+    ours, *_ = average_case(1)
+    row(benchmark, "avg of 4 + Nesterov, 64 MiB, a copy past the cache",
+        reference.copy(4 * 4 * LARGE, "past the cache"), ours, 8 * 4 * LARGE, None)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
