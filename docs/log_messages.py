@@ -74,6 +74,9 @@ MEANINGS = {
     "late push carried into round": "and now it takes part, at a discount",
     "rebound outstanding pull": "a new connection takes the place of the one that died",
     "late joiner pulled into open round": "a learner that came in the middle takes part at once",
+    "asked again after a refused push":
+        "the pull again, since its round waits for this learner; seen often: its data sockets are "
+        "slow, or it holds versions of another history and has to be started anew",
     "recovery replay": "the catch-up of a learner again, because its older connection died late",
     "contribution left out: the merge would not be finite":
         "a learner's training has blown up; the others are merged without it, see merge.md",

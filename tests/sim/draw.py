@@ -23,7 +23,7 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
         "grace_ms": 0 if fixed else rng.choice([0, 20, 1000]),
         "pipeline": rng.randint(1, 4),
         "max_base_lag": 0 if fixed else rng.choice([None, None, 2, 8]),
-        "quorum_timeout_s": rng.choice([2, 10]),
+        "quorum_timeout_s": rng.choice([2, 10, 10, 60]),
         "final_ack_timeout_s": rng.choice([90, 1_000_000, 1_000_000]),
         "start_timeout_s": rng.choice([None, None, None, 40]),
         "sync_interval_steps": rng.choice([0.0, 0.0, 4.0]),
@@ -130,6 +130,10 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         # Without data streams a pull cannot overtake the broadcast it is about, which a strict
         # run could not forgive.
         "streams": 0 if config.fixed_roster else rng.choice([0, 1, 3]),
+        # Data sockets may be slower than the control socket, but not so slow that no answer comes
+        # within the quorum timeout; "eager" learners do not wait for what is still on them.
+        "slow_data_ms": rng.choice([0, 0, 40]) * config.quorum_timeout_s,
+        "eager": rng.choice([0, 0, 0.5]),
         "ns_per_byte": world.between(1, 1e5), "half_open_ms": world.between(10, 20_000),
         "capacity": int(world.between(60, rng.choice([400, 100_000]))),
         "spurious": rng.random() < 0.3, "misconfigured": rng.choice([0, 0, 0.2]),

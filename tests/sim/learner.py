@@ -7,10 +7,12 @@ from outside: its connection breaks, its process restarts, it sends what it shou
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 
 from syncer.errors import SyncerError
+from syncer.learner.connection import Connection
 from syncer.learner.fragment import Fragment
 from syncer.learner.session import Phase, Session, TurnedAway
 from syncer.protocol import Msg
@@ -22,10 +24,26 @@ from syncer.wire.encode import (
     init_head,
     push_head,
 )
-from syncer.wire.messages import BudgetDone, DataHello, FinalAck, Push
+from syncer.wire.messages import BudgetDone, DataHello, FinalAck, Pull, Push
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.link import Link
 from tests.sim.network import KEEPALIVE_NS, Wire
+
+
+class EagerSession(Session):
+    """As other programs of the protocol do it: a pull is answered on whatever anchor there is, and
+    no version is taken back for an older one, on whatever connection it comes."""
+
+    def connect(self, generation: int) -> Connection:
+        connection = super().connect(generation)
+        self._unheard.clear()
+        self._unconfirmed.clear()
+        return connection
+
+    def _due_anchor(self, pull: Pull) -> Any:
+        applied = self._applied[pull.fragment]
+        enough = applied and self.steps - applied.steps >= self.min_steps_per_sync
+        return applied if enough else None
 
 
 class SimLearner:
@@ -37,6 +55,8 @@ class SimLearner:
         self.learner = learner
         self.settings = settings
         self.step_ns = world.between(*settings["step_ms"]) * MS
+        self.eager = world.chance(settings["eager"])
+        self.data_ns = settings["slow_data_ms"] * MS * world.rng.random()
         self.gate = world.rng.choice(settings["gates"])
         self.process = 0
         self.link: Link | None = None
@@ -81,7 +101,7 @@ class SimLearner:
         if wrong == "contract" and not fleet.model_is_fixed:
             wrong = None                          # it would be what fixes the session
         self.misconfigured = wrong is not None
-        self.session = Session(
+        self.session = (EagerSession if self.eager else Session)(
             fleet.layout, fleet.fingerprint, learner=self.learner, dtype=fleet.dtype,
             num_streams=self.settings["streams"], compat_group=fleet.group,
             contract=bytes(32) if wrong == "contract" else fleet.contract,
@@ -96,7 +116,7 @@ class SimLearner:
         self.link = link = Link(
             self.fleet.network, connection,
             lambda stream, data: self.received(connection, link, stream, data),
-            lambda link: self.lost(connection, link))
+            lambda link: self.lost(connection, link), self.data_ns)
         link.begin()
         if self.learner == 0 and not self.init_sent:
             self.send_init()

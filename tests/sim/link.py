@@ -18,7 +18,9 @@ class Link:
     """The group of one `Connection`. received(stream, data); lost(link) once, when it has ended."""
 
     def __init__(self, network: Network, connection: Connection,
-                 received: Callable[[int, bytes], None], lost: Callable[[Link], None]):
+                 received: Callable[[int, bytes], None], lost: Callable[[Link], None],
+                 data_ns: float = 0):
+        """data_ns: how much longer bytes are on their way on data streams."""
         self.world = network.world
         self.connection = connection
         self.lost = lost
@@ -27,7 +29,8 @@ class Link:
         """A stream that is never dialed."""
         self.next_id = 1 << 40  # the library numbers its own from 0
         delay_ns = network.delay_ns()
-        self.wires = [Wire(network, delay_ns, lambda data, s=s: received(s, data), self._ended)
+        self.wires = [Wire(network, delay_ns + (data_ns if s else 0),
+                           lambda data, s=s: received(s, data), self._ended)
                       for s in range(connection.streams)]
 
     def begin(self) -> None:

@@ -19,10 +19,10 @@ REQUIRED = frozenset({
     "quorum timeout: relaunch deferred, too few learners", "capacity shrink",
     "quorum timeout: missing learners of the fixed roster pulled again",
     # pushes
-    *act.PushRefusal,
     "contribution left out: the merge would not be finite", "tape excluded",
     "nothing finite is left to merge: new attempt", "a fold was not finite",
     "momentum begins anew: it alone is more than finite",
+    *act.PushRefusal, "asked again after a refused push",
     "stale push under an exact fold", "stale base-relative delta admitted", "tape released",
     # late carry
     "late push carried into round", "late push waits for the next round", "carry answers",

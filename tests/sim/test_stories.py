@@ -276,3 +276,21 @@ def test_a_stream_that_never_comes_is_named_and_what_waits_for_it_ends():
     assert len(without) == 2
     assert said.count(b"data sockets that a HELLO declared have not come") == 2
     assert b"data stream 1 of 3 never came" in said
+
+
+@pytest.mark.parametrize("eager", [0, 1])
+@pytest.mark.parametrize("fold", ["batch", "exact"])
+def test_a_slow_data_socket_costs_no_quorum_timeout(eager, fold):
+    """A pull that comes before its broadcast is answered late, or in vain and sent again."""
+    config = toy_config(learners=1, total_steps=10, max_base_lag=1, quorum_timeout_s=900, fold=fold,
+                        learner_weight="equal")
+    fleet = Fleet(1, config=config, faults=[], settings={
+        "streams": 1, "eager": eager, "gates": [1], "step_ms": (20, 20), "duplicate": 0,
+        "misconfigured": 0, "impatience": 0})
+    fleet.learners[0].data_ns = 1 * SECOND
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 9)
+    assert fleet.world.now_ns < 900 * SECOND, "a round stood still"
+    fleet.play()
+    fleet.check()
+    assert ("asked again after a refused push" in fleet.marks) == bool(eager)

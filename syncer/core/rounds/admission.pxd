@@ -7,6 +7,7 @@ cdef class Admission(Joining):
     cdef object refusal(self, Round round, Slot slot, object event)
     cdef int accept(self, Round round, Slot slot, object event) except -1
     cdef str refuse(self, Round round, Slot slot, object event, object reason)
+    cdef bint waits_for_others(self, Round round, Slot slot)
     cdef bint carriable(self, Round round, object event)
     cdef int carry(self, object event) except -1
     cdef int folded(self, object event) except -1

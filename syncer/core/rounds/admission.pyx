@@ -19,7 +19,10 @@ rule 5.1 to rule 5.5. The reasons are tested in this order, and the first one th
 rule 5.6. A refused push costs its sender nothing but this push: the connection stays, the payload
     goes back, the log says why. A stale one also gives its slot up, since that learner cannot
     answer this pull with that anchor, and the others need not wait for it. Not if it has answered
-    before, and not under an exact fold, which is for the full roster or fails.
+    before, not under an exact fold, which is for the full roster or fails, and not if there are no
+    others: a round that nobody can answer stands still until its quorum deadline.
+rule 5.10. Whoever keeps its slot after a stale push, or one of the future, is asked again
+    (`joining`).
 rule 5.7. An accepted push is kept whatever becomes of its sender. Against an older base within the
     limit it is merged as it is: a delta is a change, and stays one.
 
@@ -34,6 +37,7 @@ rule 7.3. A folded push is in the sum, and its payload free. A carried one is ke
 """
 
 from syncer.core import actions as act
+from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.joining cimport Joining
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, RoundState, Slot
@@ -101,16 +105,32 @@ cdef class Admission(Joining):
             "reason": reason, "learner": event.learner, "generation": event.generation,
             "fragment": event.fragment, "step": event.step, "attempt": event.attempt,
             "base": event.base})
-        if reason is not STALE_BASE:
+        if reason is not STALE_BASE and reason is not FUTURE_BASE:
             return None
-        round.stale_refused += 1
-        if self.policy.max_base_lag == 0:
+        round.stale_refused += reason is STALE_BASE
+        if reason is STALE_BASE and self.policy.max_base_lag == 0:
             return (f"learner {event.learner} pushed step {event.step} against version "
                     f"{event.base} of fragment {event.fragment}, expected {round.base}: with "
                     "--max-base-lag 0 every delta must be relative to the current version")
-        if not round.answers(slot) and not self.policy.exact_fold:
+        if round.answers(slot):
+            return None
+        if (reason is STALE_BASE and not self.policy.exact_fold
+                and self.waits_for_others(round, slot)):
             round.drop_slot(event.learner)
+        else:
+            round.ask_later(slot, self.now_ns)
         return None
+
+    cdef bint waits_for_others(self, Round round, Slot slot):
+        """Would this round come to its end without this unanswered slot?"""
+        cdef Slot other
+        if round.quorum_ns != NEVER or (
+                round.contributed() and round.answered >= len(round.slots) - 1):
+            return True
+        for other in round.slots.values():
+            if other is not slot and other.member.connected and not round.answers(other):
+                return True
+        return False
 
     # ---- late carry ----------------------------------------------------------------------------
 

@@ -156,6 +156,9 @@ cdef class Gathering(Ground):
         return 0
 
     cdef int pull(self, Round round, tuple members) except -1:
+        if round.asking:
+            for key in members:
+                round.asked(key[0])
         return self.emit(act.Pull(members, round.fragment, round.step, round.attempt))
 
     # ---- close, quorum timeout -----------------------------------------------------------------

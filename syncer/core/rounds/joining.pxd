@@ -1,6 +1,7 @@
 # C surface of joining: how a member gets into what is open.
 from syncer.core.rounds.gathering cimport Gathering
 from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.round cimport Slot
 
 cdef class Joining(Gathering):
     cdef int catch_up(self, Member member) except -1
@@ -9,6 +10,9 @@ cdef class Joining(Gathering):
     cdef int replay_open_pulls(self, Member member) except -1
     cdef int rebind(self, Member member) except -1
     cdef int late_join(self, Member member) except -1
+    cdef Member answerer(self, Slot slot)
+    cdef int ask_again(self) except -1
+    cdef long long joining_deadline_ns(self)
     cdef int left(self, Member dead) except -1
     cdef bint recovers(self, Member dead)
     cdef int shrink(self, Member dead) except -1

@@ -29,11 +29,18 @@ rule 3.7. Recovery replay. A generation may die after a newer one was already up
 rule 3.8. In a fixed roster E never changes, and any generation of an expected id may answer. A
     member that returns gets the pulls of the open rounds that its learner has not answered.
 
+rule 5.10. A pull and the broadcast it is about may overtake each other between here and the learner,
+    which then answers with the anchor it has. Such an answer uses the pull up. Where the round
+    waits for that learner all the same, it is asked again, each time after a longer pause: its
+    broadcast may be on its way, and a learner that holds a version of another history, and keeps
+    it, must not be asked in a loop.
+
 rule 6.10. Under a capacity quorum a member that goes unanswered takes its capacity out of the
 total.
 """
 
 from syncer.core import actions as act
+from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.gathering cimport Gathering
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, Slot
@@ -90,7 +97,7 @@ cdef class Joining(Gathering):
             self.log("INFO", "rebound outstanding pull", {
                 "learner": member.learner, "step": round.step, "attempt": round.attempt,
                 "generation": member.generation, "died": slot.member.generation})
-            slot.member = member
+            round.pass_on(slot, member)
             self.pull(round, (member.key,))
         return 0
 
@@ -115,6 +122,41 @@ cdef class Joining(Gathering):
                 "attempt": round.attempt})
             self.pull(round, (member.key,))
         return 0
+
+    # rule 5.10
+    cdef int ask_again(self) except -1:
+        """Pull those again whose answer was refused for its anchor, when their time has come."""
+        cdef Round round
+        cdef Slot slot
+        cdef Member member
+        for round in self.gathering:
+            for learner in sorted(round.asking):
+                slot = round.asking[learner]
+                member = self.answerer(slot)
+                if member is not None and self.now_ns >= slot.again_ns:
+                    self.log("INFO", "asked again after a refused push", {
+                        "learner": member.learner, "generation": member.generation,
+                        "step": round.step, "attempt": round.attempt})
+                    self.pull(round, (member.key,))
+        return 0
+
+    cdef Member answerer(self, Slot slot):
+        """The member that may be pulled for this slot now, or None."""
+        cdef Member member = self.members.current[slot.member.learner]
+        if member is None or member.held:
+            return None
+        return member if self.policy.fixed_roster or member is slot.member else None
+
+    cdef long long joining_deadline_ns(self):
+        """When somebody has to be asked again."""
+        cdef long long due = NEVER
+        cdef Round round
+        cdef Slot slot
+        for round in self.gathering:
+            for slot in round.asking.values():
+                if self.answerer(slot) is not None:
+                    due = min(due, slot.again_ns)
+        return due
 
     # ---- who has gone --------------------------------------------------------------------------
 

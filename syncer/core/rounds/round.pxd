@@ -13,6 +13,8 @@ cdef class Slot:
     cdef readonly Member member              # of the expected set; may be gone by now
     cdef readonly object push                # the accepted Push event, or None
     cdef readonly bint holds                 # the push's payload is still ours to give back
+    cdef readonly long long again_ns         # when it is asked again; NEVER: it is not
+    cdef long long pause_ns                  # between its last refusal and that; 0 before any
 
 
 cdef class Round:
@@ -23,6 +25,7 @@ cdef class Round:
     cdef readonly RoundState state
     cdef readonly dict slots                 # learner id -> Slot: the expected set E
     cdef readonly dict carried               # learner id -> Carried: late pushes that joined
+    cdef readonly dict asking                # learner id -> Slot that is to be asked again
     cdef readonly Py_ssize_t answered        # answered slots
     cdef readonly Py_ssize_t pushed          # slots with a push
     cdef readonly object capacity_expected   # of E, in millionths
@@ -52,6 +55,9 @@ cdef class Round:
     cdef int attach(self, Carried late) except -1
     cdef int arm_grace(self, long long now_ns, long long grace_ns) except -1
     cdef int drop_slot(self, Py_ssize_t learner) except -1
+    cdef int ask_later(self, Slot slot, long long now_ns) except -1
+    cdef int asked(self, Py_ssize_t learner) except -1
+    cdef int pass_on(self, Slot slot, Member member) except -1
     cdef int join(self, Member member) except -1
     cdef list expected_members(self)
     cdef list free_pushes(self)

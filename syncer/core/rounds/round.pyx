@@ -23,12 +23,16 @@ from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.policy cimport MILLION, Policy
 
+cdef long long ASK_NS = 250_000_000              # until a refused member is asked again,
+cdef long long ASK_MAX_NS = 30_000_000_000       # twice as long after each further refusal
+
 
 cdef class Slot:
     """Place of one learner in the expected set of a round."""
 
     def __cinit__(self, Member member):
         self.member = member
+        self.again_ns = NEVER
 
 
 cdef class Round:
@@ -44,6 +48,7 @@ cdef class Round:
         self.policy = policy
         self.carried = {}
         self.excluded = []
+        self.asking = {}
         self.committed_ns = NEVER
 
     # rule 8.7
@@ -56,6 +61,7 @@ cdef class Round:
         cdef Slot slot
         self.attempt += 1
         self.slots = {}
+        self.asking = {}
         self.answered = 0
         self.pushed = 0
         self.capacity_expected = 0
@@ -98,6 +104,7 @@ cdef class Round:
         cdef bint answered = self.answers(slot)
         slot.push = push
         slot.holds = True
+        self.asked(slot.member.learner)
         self.pushed += 1
         if not answered:
             self.count_answer(slot)
@@ -120,9 +127,32 @@ cdef class Round:
 
     cdef int drop_slot(self, Py_ssize_t learner) except -1:
         """The round does not wait for this learner, who has not answered, any more."""
+        self.asked(learner)
         del self.slots[learner]
         self.capacity_expected -= self.policy.capacity_of(learner)
         self.released.append(learner)
+        return 0
+
+    cdef int ask_later(self, Slot slot, long long now_ns) except -1:
+        """Its learner could not answer with the anchor it had: it is asked again a little later."""
+        if slot.again_ns == NEVER:
+            slot.pause_ns = min(max(2 * slot.pause_ns, ASK_NS), ASK_MAX_NS)
+            slot.again_ns = now_ns + slot.pause_ns
+            self.asking[slot.member.learner] = slot
+        return 0
+
+    cdef int asked(self, Py_ssize_t learner) except -1:
+        """It has been asked, or need not be any more."""
+        cdef Slot slot = self.asking.pop(learner, None)
+        if slot is not None:
+            slot.again_ns = NEVER
+        return 0
+
+    cdef int pass_on(self, Slot slot, Member member) except -1:
+        """The slot is another generation's of its learner from now on, and nothing else changes."""
+        self.asked(member.learner)
+        slot.member = member
+        slot.pause_ns = 0
         return 0
 
     # rule 3.6

@@ -14,9 +14,11 @@ rule 1.7. After every event, while the run is under way, in this order:
     2. if every step is committed, finish
     3. launch while depth, pace and candidates allow
     4. arm grace where quorum is seen, then close or relaunch what is due
+    5. ask again whose answer was of no use
 
-    Commits come first, since they make room for launches; closing comes last, since a launch may
-    bring a carried delta that closes its round. In the other phases the deadline of the phase is
+    Commits come first, since they make room for launches; closing comes behind launching, since a
+    launch may bring a carried delta that closes its round; who is asked again must have a round
+    that is still open. In the other phases the deadline of the phase is
     looked at instead. Time alone is an event too: `Tick`, at the latest when `deadline_ns` says.
 
 Every payload handle that comes in leaves exactly once, in `AdoptInit` or `Release`.
@@ -100,6 +102,7 @@ cdef class Scheduler(Ending):
         elif self.phase == Phase.RUNNING:
             self.launch_due()
             self.settle_all()
+            self.ask_again()
         else:
             self.run_timers()
         return out
@@ -108,7 +111,7 @@ cdef class Scheduler(Ending):
         """When the next `Tick` is due at the latest; None if only an event can change anything."""
         cdef long long due = NEVER
         if self.phase == Phase.RUNNING:
-            due = self.gathering_deadline_ns()
+            due = min(self.gathering_deadline_ns(), self.joining_deadline_ns())
         elif self.phase == Phase.WAITING and self.policy.start_timeout_ns:
             due = max(self.start_deadline_ns, 0)
         elif self.phase == Phase.FINISHING:
