@@ -64,7 +64,9 @@ MEANINGS = {
         "host is gone, or the way to it; it is expected to dial again",
     "connection ended": "why: the sockets of one learner are closed",
     "older connection is current again":
-        "two HELLOs of one learner overtook each other; the one that shows life counts",
+        "the newer one has gone or is silent, and its learner has not dialed again",
+    "learner connected beside a connection of it that is alive":
+        "a link that broke on one side only; again and again: two processes with one learner id",
     "fragment initialized": "learner 0 gave the first values of a fragment",
     "global parameters initialized": "every fragment has its first values",
     "outer step": "a round was merged and committed",

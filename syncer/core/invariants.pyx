@@ -55,6 +55,12 @@ cdef int check_members(Membership m) except -1:
                "the current member of a learner is registered", member)
         demand(m.newest[learner] == member.generation,
                "only the newest accepted generation is current", member)
+    for learner, older in m.older.items():
+        demand(older and all([m.members.get(o.key) is o and o is not m.current[learner]
+                              for o in older]),
+               "older members are connected and not current", older)
+    demand(set(m.vacant_ns) == {learner for learner in m.older if m.current[learner] is None},
+           "a place is vacant if only older members of its learner are there", m.vacant_ns)
     demand(current == m.current_count and launchable == m.launchable_count,
            "member counts equal the members", (m.current_count, m.launchable_count))
     return 0

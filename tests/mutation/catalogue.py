@@ -100,6 +100,14 @@ JOINING = broken(
     ("3.8", "a member that returns is asked again for what its learner has answered",
      "            slot = round.slots[member.learner]\n            if slot.push is None:",
      "            slot = round.slots[member.learner]\n            if True:"),
+    ("3.9", "a slot of an older connection is taken although that shows life",
+     "if slot is not None and self.now_ns >= slot.member.quiet_since_ns() + SILENCE_NS:",
+     "if slot is not None:"),
+    ("3.9", "a slot is given to a member that is not up to date",
+     "if (member is None or member.held or slot is None", "if (member is None or slot is None"),
+    ("3.9", "nobody looks when a connection has been silent for long",
+     "                    due = min(due, slot.member.quiet_since_ns() + SILENCE_NS)\n",
+     "                    pass\n"),
     ("5.10", "a held member is asked again", "if member is None or member.held:",
      "if member is None:"),
     ("5.10", "who is to be asked again is not waited for",
@@ -165,13 +173,33 @@ ROUNDS = broken(
      "old is not None and push.base <= old.base", "False"),
 ) + broken(
     "core/rounds/membership.pyx",
-    ("2.1", "the older connection stays current", "        self.current[member.learner] = member\n"
-     "        self.newest[member.learner] = generation\n",
-     "        if old is None:\n            self.current[member.learner] = member\n"
-     "        self.newest[member.learner] = generation\n"),
+    ("2.1", "the older connection stays current",
+     "        self.promote(member, now_ns)\n        return member",
+     "        if self.current[member.learner] is None:\n"
+     "            self.promote(member, now_ns)\n        return member"),
     ("2.3", "a leaving generation takes its successor's place away",
-     "if self.current[member.learner] is member:\n            self.current", "if True:\n"
-     "            self.current"),
+     "if self.current[member.learner] is member:\n            self.supersede", "if True:\n"
+     "            self.supersede"),
+    ("2.4", "an older connection is current as soon as the newest has gone",
+     "if now_ns >= self.vacant_ns[learner] + SILENCE_NS:", "if True:"),
+    ("2.4", "a HELLO does not fill the place that was vacant",
+     "        self.vacant_ns.pop(member.learner, None)\n        self.current[",
+     "        self.current["),
+    ("2.4", "the oldest connection is current again, whoever showed life",
+     "member.quiet_since_ns() >= found.quiet_since_ns()", "False"),
+    ("2.4", "nobody looks when the 5 s are over",
+     "            due = min(due, <long long>left_ns + SILENCE_NS)\n", "            pass\n"),
+    ("2.7", "one late frame is a sign of life", "return now_ns >= member.claim_ns + SILENCE_NS",
+     "return True"),
+    ("2.7", "a connection that has shown life loses its place when it is silent",
+     "current is None or current.held or current.life_ns >= current.since_ns",
+     "current is None or current.held"),
+    ("2.7", "what shows life between two signs of a rival changes nothing",
+     "        if current is member:\n            for other in self.older.get(member.learner, ()):\n"
+     "                other.claim_ns = NEVER\n", "        if current is member:\n"),
+    ("2.7", "a connection is measured by what it said before it was up to date",
+     "            member.since_ns = now_ns\n        member.delivered", "            pass\n"
+     "        member.delivered"),
     ("2.6", "a pause without steps counts as one slow step",
      "        self.sampled = True\n        self.sample_ns = now_ns",
      "        if not self.sampled or local_step > self.sample_step:\n"
@@ -254,7 +282,7 @@ SCHEDULER = broken(
     ("2.2", "a generation is admitted twice",
      "if self.members.find(event.learner, event.generation) is not None:", "if False:"),
     ("2.4", "nobody takes the place of a connection that had overtaken",
-     "        self.members.promote(member)\n", "        return 0\n"),
+     "        self.members.promote(member, self.now_ns)\n", "        return 0\n"),
     ("2.4", "an older connection is current again without a catch-up",
      "\"generation\": member.generation})\n        return self.welcome(member)",
      "\"generation\": member.generation})\n        return 0"),

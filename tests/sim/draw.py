@@ -11,6 +11,13 @@ from tests.sim.clock import World
 from tests.sim.disk import DIRECTORY, PATH
 from tests.toy_driver import toy_config
 
+LEARNER_FAULTS = ("drop", "restart", "dial_again", "garbage", "lose_stream", "dribble", "deaf",
+                  "vanish", "ghost")
+SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "false_report")
+"""After which a process has ended, or may have."""
+FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
+          "full_tape", "unread", "second_server", "chown", "system_call")
+
 
 def draw_config(rng: random.Random, steps: int | None) -> Config:
     """Any configuration that can finish with the learners it names."""

@@ -22,19 +22,15 @@ from syncer.wire.identity import rl_contract
 from tests.sim import operator, scale, strangers
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk
-from tests.sim.draw import draw_config, draw_layout, draw_settings
+from tests.sim.draw import FAULTS, SERVER_FAULTS, draw_config, draw_layout, draw_settings
 from tests.sim.history import History, Witness
 from tests.sim.learner import SimLearner
+from tests.sim.neglect import Neglect
 from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
 from tests.sim.server import SimServer
 from tests.sim.system import LogLines, SimSystem, SimTape
 from tests.sim.told import check_tape
 
-LEARNER_FAULTS = ("drop", "restart", "dial_again", "garbage", "lose_stream", "dribble", "deaf")
-SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "false_report")
-"""After which a process has ended, or may have."""
-FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
-          "full_tape", "unread", "second_server", "chown", "system_call")
 LARGE = Layout((FragmentLayout(AVG, (2_300_000, 20_000, 7)),))
 LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0.01,
                   "chunk_bytes": 4 << 20, "inline_elements": 131_072, "duplicate": 0}
@@ -110,6 +106,7 @@ class Fleet:
         self.server: SimServer = self.start(self.config)
         self.learners = [SimLearner(world, self, i, self.settings)
                          for i in range(self.config.learners)]
+        self.neglect = Neglect(self)
         if self.faults:
             world.after(self.fault_gap_ns, self.fault)
 
@@ -323,6 +320,7 @@ class Fleet:
                 assert self.world.step(), "nothing is left to happen"
                 if self.world.done % 64 == 0:
                     assert self.world.now_ns <= self.patience_ns, self.stuck()
+                    self.neglect.look()
             end_ns = self.world.now_ns + 5 * SECOND
             while self.world.now_ns < end_ns and self.world.step():
                 pass

@@ -20,6 +20,7 @@ from syncer.wire.encode import (
     encode_budget_done,
     encode_data_hello,
     encode_final_ack,
+    encode_hello,
     frame,
     init_head,
     push_head,
@@ -32,7 +33,7 @@ from tests.sim.network import KEEPALIVE_NS, Wire
 
 class EagerSession(Session):
     """As other programs of the protocol do it: a pull is answered on whatever anchor there is, and
-    no version is taken back for an older one, on whatever connection it comes."""
+    no version is taken back for an older one, on whatever connection it comes. No heartbeats."""
 
     def connect(self, generation: int) -> Connection:
         connection = super().connect(generation)
@@ -62,6 +63,8 @@ class SimLearner:
         self.link: Link | None = None
         self.redial_s = 1
         self.stalled_until_ns = 0
+        self.disturbed_until_ns = 0
+        """Until then it may be deaf or still, and nobody has to look after it."""
         self.last_pull = (0, 1, 1)
         self.blown_up = 0
         self.lagging = False
@@ -233,7 +236,8 @@ class SimLearner:
                 delta[:] = 0x7F                   # 3.4e38, also as bf16, and nearly all the weight
                 push = push._replace(c_tokens=1 << 40)
             self.send_push(push, bytes(delta))
-        if self.link is not None and self.link.idle and self.world.chance(0.3):
+        if (self.link is not None and self.link.idle and not self.eager
+                and self.world.chance(0.3)):
             self.link.control(session.heartbeat())
         if session.phase is Phase.FINALIZING and (cut := session.final.tensors()) is not None:
             for fragment, tensor in zip(self.fragments, cut, strict=True):
@@ -278,11 +282,33 @@ class SimLearner:
     def deaf(self) -> None:
         """It does not read for a while: the server must not wait for it."""
         if self.link is not None:
-            self.link.stop_reading(self.world.between(100, 20_000) * MS)
+            pause_ns = self.world.between(100, 20_000) * MS
+            self.link.stop_reading(pause_ns)
+            self.disturb(pause_ns)
+
+    def disturb(self, pause_ns: float) -> None:
+        self.disturbed_until_ns = max(self.disturbed_until_ns, int(self.world.now_ns + pause_ns))
 
     def stall(self) -> None:
         """It makes no steps for a while."""
         self.stalled_until_ns = self.world.now_ns + self.world.between(100, 20_000) * MS
+        self.disturb(self.stalled_until_ns - self.world.now_ns)
+
+    def vanish(self) -> None:
+        """Its machine is cut off without a word and back at once. A heartbeat comes late."""
+        if self.link is not None:
+            late_ns = self.world.between(10, 50_000) * MS
+            self.link.vanish(self.session.heartbeat(), late_ns)
+
+    def ghost(self) -> None:
+        """A connection that it has given up: only now its HELLO comes, and nothing after it."""
+        if self.link is None or self.fleet.config.learner_budget_steps:
+            return                                # whose report must be of the newest
+        hello = self.fleet.hello(self.learner, self.world.rng.getrandbits(64) | 1)
+        wire = Wire(self.fleet.network, 0, lambda data: None, lambda: None)
+        wire.write(encode_hello(hello, self.fleet.key))
+        self.world.after(1 * SECOND, wire.vanish, self.session.heartbeat(),
+                         self.world.between(10, 50_000) * MS)
 
     def leave(self) -> None:
         self.redial_s = 30

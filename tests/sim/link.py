@@ -87,6 +87,11 @@ class Link:
             if not wire.over:
                 wire.reset(learner_after_ns, server_after_ns)
 
+    def vanish(self, stray: bytes, stray_ns: float) -> None:
+        """Its machine is gone; the control stream may have a last frame on the way."""
+        for stream, wire in enumerate(self.wires):
+            wire.vanish(b"" if stream else stray, stray_ns)
+
     def lose_stream(self) -> None:
         """One stream of the group breaks."""
         self.world.rng.choice(self.wires).reset(0, 0)

@@ -12,7 +12,8 @@ from syncer.core.rounds.round import RoundState
 REQUIRED = frozenset({
     # joining and leaving
     "late joiner pulled into open round", "rebound outstanding pull", "recovery replay",
-    "older connection is current again", "superseded tail", "exact fold rebuilt",
+    "older connection is current again", "superseded tail", "a mute connection gave way",
+    "a silent connection gave its slot away", "a late frame of the dead", "exact fold rebuilt",
     "final cut again", "a learner was refused",
     # deadlines
     "quorum timeout: new frozen-membership attempt", "soft deadline", "grace ran out",
@@ -51,7 +52,8 @@ REQUIRED = frozenset({
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
-        "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread")),
+        "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread",
+        "vanish", "ghost")),
     "log lines lost", "event tape takes nothing", "event tape records lost",
 })
 
@@ -66,10 +68,15 @@ class Marks:
         self.folds: dict[int, int] = {}
         self.finals: set[int] = set()
         self.expected: dict[int, int] = {}
+        self.current: list = []
 
     def before(self, event) -> None:
         scheduler = self.scheduler
         self.expected = {round.step: len(round.slots) for round in scheduler.gathering}
+        self.current = list(scheduler.members.current)
+        if isinstance(event, ev.Heartbeat) and event.learner in scheduler.members.older and (
+                self.current[event.learner] is None):
+            self.found.add("a late frame of the dead")
         if isinstance(event, ev.CaughtUp):
             current = scheduler.members.current[event.learner]
             if current is None or current.generation != event.generation:
@@ -100,6 +107,11 @@ class Marks:
     def on_log(self, action) -> None:
         reason = action.fields.get("reason", action.text)
         self.found.add(reason)
+        if reason == "older connection is current again" and self.current[action.fields["learner"]]:
+            self.found.add("a mute connection gave way")
+        if reason == "rebound outstanding pull" and (
+                action.fields["learner"], action.fields["died"]) in self.scheduler.members.members:
+            self.found.add("a silent connection gave its slot away")
         if reason is act.PushRefusal.STALE_BASE and self.config.fold == "exact":
             self.found.add("stale push under an exact fold")
         if "new attempt" in reason and self.config.fold != "batch":

@@ -197,6 +197,24 @@ class Wire:
 
     # ---- the network -------------------------------------------------------------------------
 
+    def vanish(self, stray: bytes = b"", stray_ns: float = 0) -> None:
+        """The client's machine is gone without a word, and the server's finds out by itself.
+
+        stray: what it had sent last is that long on its way, if all before has arrived.
+        """
+        whole = not self.backlog and self.up.held == len(self.up.inbox)
+        self.up.dead = self.down.dead = True
+        if stray and whole:
+            self.world.after(stray_ns, self._stray, stray)
+        self.world.after(KEEPALIVE_NS, self.socket.fail, errno.ETIMEDOUT)
+        self.end()
+
+    def _stray(self, data: bytes) -> None:
+        if not self.socket.closed and not self.socket.error:
+            self.up.held += len(data)
+            self.up.inbox += data
+            self.up.arrived()
+
     def reset(self, client_after_ns: float = KEEPALIVE_NS,
               server_after_ns: float = KEEPALIVE_NS) -> None:
         """What is on its way is lost; each side hears of it after its own delay, at the latest when

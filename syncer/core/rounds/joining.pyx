@@ -17,8 +17,11 @@ rule 3.3. A catch-up ends when each fragment went out once, as new as it was at 
     for a member that is still there, still current and still held. A newer HELLO has cancelled it:
     the newer member has a tail of its own.
 rule 3.4. Rebind. A slot of a dead generation of this learner, without a push, becomes this
-    member's, with the pull. A slot whose member still lives is left alone: its answer may be under
-    way. A slot that has its push needs nobody.
+    member's, with the pull. A slot whose member is still connected is left alone: its answer may be
+    under way. A slot that has its push needs nobody.
+rule 3.9. But not for as long as TCP takes to find out that a peer has vanished: a learner whose
+    machine is back at once would sit beside its own slot for a minute or more. An older connection
+    that has been silent for 5 s gives its slots to the current one, once that is up to date.
 rule 3.5. Late join. A round that was launched without this learner takes it in, if the version it
     was sent is the round's base: its answer is then as good as any. Otherwise a run resumed with
     one learner would keep all the others out until that one answers, or for a whole quorum timeout.
@@ -29,7 +32,7 @@ rule 3.7. Recovery replay. A generation may die after a newer one was already up
 rule 3.8. In a fixed roster E never changes, and any generation of an expected id may answer. A
     member that returns gets the pulls of the open rounds that its learner has not answered.
 
-rule 5.10. A pull and the broadcast it is about may overtake each other between here and the learner,
+rule 5.10. A pull and the broadcast it is about may overtake each other on their way to the learner,
     which then answers with the anchor it has. Such an answer uses the pull up. Where the round
     waits for that learner all the same, it is asked again, each time after a longer pause: its
     broadcast may be on its way, and a learner that holds a version of another history, and keeps
@@ -42,7 +45,7 @@ total.
 from syncer.core import actions as act
 from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.gathering cimport Gathering
-from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.membership cimport SILENCE_NS, Member
 from syncer.core.rounds.round cimport Round, Slot
 from syncer.errors import InvariantViolation
 
@@ -64,7 +67,7 @@ cdef class Joining(Gathering):
         if len(event.delivered) != self.fragments:
             raise InvariantViolation(f"{event} names {len(event.delivered)} versions, the session "
                                      f"has {self.fragments} fragments")
-        self.members.unhold(member, tuple(event.delivered))
+        self.members.unhold(member, tuple(event.delivered), self.now_ns)
         return self.tail(member)
 
     cdef int tail(self, Member member) except -1:
@@ -94,12 +97,37 @@ cdef class Joining(Gathering):
             slot = round.slots.get(member.learner)
             if slot is None or slot.push is not None or slot.member.connected:
                 continue
-            self.log("INFO", "rebound outstanding pull", {
-                "learner": member.learner, "step": round.step, "attempt": round.attempt,
-                "generation": member.generation, "died": slot.member.generation})
-            round.pass_on(slot, member)
-            self.pull(round, (member.key,))
+            self.pass_on(round, slot, member)
         return 0
+
+    cdef int pass_on(self, Round round, Slot slot, Member member) except -1:
+        """The slot of an older generation is this member's, and it is pulled for it."""
+        self.log("INFO", "rebound outstanding pull", {
+            "learner": member.learner, "step": round.step, "attempt": round.attempt,
+            "generation": member.generation, "died": slot.member.generation})
+        round.pass_on(slot, member)
+        return self.pull(round, (member.key,))
+
+    # rule 3.9
+    cdef int take_slots(self) except -1:
+        """Slots of older connections that have been silent for long become the current ones'."""
+        cdef Round round
+        cdef Slot slot
+        for round in self.gathering:
+            for learner in sorted(self.members.older):
+                slot = self.silent_slot(round, learner)
+                if slot is not None and self.now_ns >= slot.member.quiet_since_ns() + SILENCE_NS:
+                    self.pass_on(round, slot, self.members.current[learner])
+        return 0
+
+    cdef Slot silent_slot(self, Round round, object learner):
+        """The slot that a current member would take from an older one of its learner, or None."""
+        cdef Member member = self.members.current[learner]
+        cdef Slot slot = round.slots.get(learner)
+        if (member is None or member.held or slot is None or slot.push is not None
+                or slot.member is member or self.policy.fixed_roster):
+            return None
+        return slot
 
     # rule 3.5
     cdef int late_join(self, Member member) except -1:
@@ -148,7 +176,7 @@ cdef class Joining(Gathering):
         return member if self.policy.fixed_roster or member is slot.member else None
 
     cdef long long joining_deadline_ns(self):
-        """When somebody has to be asked again."""
+        """When somebody has to be asked again, or has been silent for too long."""
         cdef long long due = NEVER
         cdef Round round
         cdef Slot slot
@@ -156,6 +184,10 @@ cdef class Joining(Gathering):
             for slot in round.asking.values():
                 if self.answerer(slot) is not None:
                     due = min(due, slot.again_ns)
+            for learner in self.members.older:
+                slot = self.silent_slot(round, learner)
+                if slot is not None:
+                    due = min(due, slot.member.quiet_since_ns() + SILENCE_NS)
         return due
 
     # ---- who has gone --------------------------------------------------------------------------

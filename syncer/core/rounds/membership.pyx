@@ -6,10 +6,24 @@ A *member* is one connection of a learner: (learner id, generation). A learner d
 generation for every connection, so that two connections of one learner are never taken for each
 other: a push says by its member which anchor and which pulls it can belong to.
 
+This is the one place that decides who is current:
+
 rule 2.1. The newest accepted HELLO of a learner is its *current* member. It supersedes the older
 one without closing it: a learner that dials again may have done so because its old connection broke
 on one side only, and what that one still delivers is good. The older member may answer the pulls it
-got, gets no new ones, and becomes current again only by `promote` (rule 2.4).
+got, gets no new ones, and becomes current again by rule 2.4 or rule 2.7 alone.
+
+rule 2.4. Two HELLOs of one learner may overtake each other, and then the older connection is the
+one that lives. When the newest has gone, and for 5 s its learner has not dialed again, the older
+one that showed life last is current: also one that has nothing to say until it is pulled. Not at
+its first frame: that may have been on its way for long, from a process that has died, while its
+successor is about to dial; a round would then wait for the dead.
+
+rule 2.7. The newest may be the dead one without having gone: nothing ends it while its peer's
+machine is there, or until keep-alive does. A current member that has been silent since it was up to
+date gives way to an older one that shows life twice, with 5 s or more between: one late frame is no
+sign of life, and a learner that has nothing to say for a while loses no place by it. If the wrong
+one has won, its rival wins by the same rule.
 
 rule 2.3. A connection that goes takes only itself away, never the member that has followed it.
 
@@ -24,6 +38,7 @@ than four times the estimate: an evaluation between two steps is not the time of
 estimate is dropped at disconnect.
 """
 
+from syncer.core.deadlines cimport NEVER
 from syncer.errors import InvariantViolation
 
 
@@ -39,6 +54,12 @@ cdef class Member:
         self.key = (learner, generation)
         self.connected = True
         self.step_time_s = -1.0
+        self.life_ns = LONG_AGO
+        self.claim_ns = NEVER
+
+    cdef long long quiet_since_ns(self) noexcept:
+        """Since when nothing has come of it, beside its HELLO."""
+        return max(self.since_ns, self.life_ns)
 
     # rule 2.6
     cpdef void observe(self, long long now_ns, unsigned long long local_step) noexcept:
@@ -72,12 +93,18 @@ cdef double slowest_step_time_s(list members) noexcept:
 
 
 cdef class Membership:
-    """All members of a run of `learners` ids."""
+    """All members of a run of `learners` ids.
+
+    Large: who is current is decided in one place, from who comes, goes and shows life.
+    """
 
     def __cinit__(self, Py_ssize_t learners):
         self.members = {}
         self.current = [None] * learners
         self.newest = [0] * learners
+        self.latest = [0] * learners
+        self.older = {}
+        self.vacant_ns = {}
 
     cdef Member find(self, object learner, object generation):
         """The connected member, or None."""
@@ -87,38 +114,105 @@ cdef class Membership:
         return self.current[member.learner] is member
 
     # rule 2.1
-    cdef Member admit(self, object learner, object generation):
+    cdef Member admit(self, object learner, object generation, long long now_ns):
         """Register an accepted HELLO; it supersedes the current member without closing it.
 
         The wire has refused ids outside of the roster; one more look, since lists are not checked.
         """
         cdef Member member = Member(learner, generation)
-        cdef Member old
         if not 0 <= member.learner < len(self.current):
             raise InvariantViolation(f"{member!r} is outside of 0..{len(self.current) - 1}")
-        old = self.current[member.learner]
-        if old is None:
-            self.current_count += 1
-        elif not old.held:
-            self.launchable_count -= 1
-        self.launchable_count += 1
-        self.slowest_known = False
         self.members[member.key] = member
-        self.current[member.learner] = member
-        self.newest[member.learner] = generation
+        self.latest[member.learner] = generation
+        self.promote(member, now_ns)
         return member
 
-    cdef int promote(self, Member member) except -1:
-        """A connected member of a learner without a current one is its current, newest one."""
+    cdef int promote(self, Member member, long long now_ns) except -1:
+        """From now on this connected member is its learner's current one."""
+        cdef Member other = self.current[member.learner]
+        self.set_aside(member)
+        if other is not None:
+            self.supersede(other)
+        for other in self.older.get(member.learner, ()):
+            other.claim_ns = NEVER
+        self.vacant_ns.pop(member.learner, None)
         self.current[member.learner] = member
         self.newest[member.learner] = member.generation
+        member.since_ns = now_ns
+        member.claim_ns = NEVER
         self.current_count += 1
         self.launchable_count += not member.held
         self.slowest_known = False
         return 0
 
+    cdef int supersede(self, Member old) except -1:
+        """A current member is one of its learner's older ones from now on."""
+        self.older.setdefault(old.learner, []).append(old)
+        self.current[old.learner] = None
+        self.current_count -= 1
+        self.launchable_count -= not old.held
+        return 0
+
+    cdef int set_aside(self, Member member) except -1:
+        """An older member will not become current, or it is about to."""
+        cdef list others = self.older.get(member.learner)
+        if others is not None and member in others:
+            others.remove(member)
+            if not others:
+                del self.older[member.learner]
+                self.vacant_ns.pop(member.learner, None)
+        return 0
+
+    # rule 2.7
+    cdef bint sign_of_life(self, Member member, long long now_ns):
+        """Something has come of a member; True if it is to take the current one's place for it."""
+        cdef Member current = self.current[member.learner]
+        cdef Member other
+        member.life_ns = now_ns
+        if current is member:
+            for other in self.older.get(member.learner, ()):
+                other.claim_ns = NEVER
+            return False
+        if current is None or current.held or current.life_ns >= current.since_ns:
+            return False
+        if member.claim_ns == NEVER:
+            member.claim_ns = now_ns
+        return now_ns >= member.claim_ns + SILENCE_NS
+
+    # rule 2.4
+    cdef list heirs(self, long long now_ns):
+        """Members that are to be current now, since theirs went and no newer one has come."""
+        cdef list found = []
+        for learner in sorted(self.vacant_ns):
+            if now_ns >= self.vacant_ns[learner] + SILENCE_NS:
+                found.append(self.heir(learner))
+        return found
+
+    cdef Member heir(self, object learner):
+        """The older member that showed life last, the newest of equal ones."""
+        cdef Member member, found = None
+        for member in self.older[learner]:
+            if found is None or member.quiet_since_ns() >= found.quiet_since_ns():
+                found = member
+        return found
+
+    cdef long long heir_deadline_ns(self):
+        """When `heirs` will name somebody."""
+        cdef long long due = NEVER
+        for left_ns in self.vacant_ns.values():
+            due = min(due, <long long>left_ns + SILENCE_NS)
+        return due
+
+    cdef int up_to_date(self, long long now_ns) except -1:
+        """The run starts: each current member is sent what there is."""
+        cdef Member member
+        for member in self.members.values():
+            member.since_ns = now_ns
+            member.claim_ns = NEVER
+        return 0
+
     # rule 2.3
-    cdef Member leave(self, object learner, object generation):
+    cdef Member leave(self, object learner, object generation, long long now_ns):
         """Forget a connection; None if it was not known. Never removes a newer generation."""
         cdef Member member = self.members.pop((learner, generation), None)
         if member is None:
@@ -127,10 +221,9 @@ cdef class Membership:
         self.slowest_known = False
         member.step_time_s = -1.0
         if self.current[member.learner] is member:
-            self.current[member.learner] = None
-            self.current_count -= 1
-            if not member.held:
-                self.launchable_count -= 1
+            self.supersede(member)
+            self.vacant_ns[member.learner] = now_ns
+        self.set_aside(member)                   # with the last of them nobody is left to wait for
         return member
 
     cdef int hold(self, Member member) except -1:
@@ -141,8 +234,10 @@ cdef class Membership:
             self.slowest_known = False
         return 0
 
-    cdef int unhold(self, Member member, tuple delivered) except -1:
+    cdef int unhold(self, Member member, tuple delivered, long long now_ns) except -1:
         """A current member's catch-up has ended with these versions sent."""
+        if member.delivered is None:             # not at a replay: it may have shown life since
+            member.since_ns = now_ns
         member.delivered = delivered
         if member.held:
             member.held = False

@@ -120,7 +120,8 @@ cdef class Ending(Committing):
             return self.end(FAILED, f"{who}: expected {self.policy.learner_budget_steps} steps, as "
                             "--learner-budget-steps says")
         if not (0 <= event.learner < self.policy.learners
-                and event.generation == self.members.newest[event.learner]):
+                and (event.generation == self.members.newest[event.learner]
+                     or event.generation == self.members.latest[event.learner])):
             return self.end(FAILED, f"{who} comes from generation {event.generation}, which has "
                             "been superseded")
         if self.phase == Phase.WAITING:

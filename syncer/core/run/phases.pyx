@@ -51,9 +51,9 @@ MEANING = {
     "turn_away": "refused if training is complete, else unanswered (rule 13.5)",
     "gone": "forgotten (rule 2.3); while rounds are open, replay or shrink (rule 3.7, rule 6.10)",
     "init": "adopted, or given back (rule 1.3)",
-    "progress": "a sample of its step time (rule 2.6) and a sign of life (rule 2.4); in CUTOFF a "
+    "progress": "a sample of its step time (rule 2.6) and a sign of life (rule 2.7); in CUTOFF a "
                 "new lease (rule 11.3)",
-    "push": "admission (rule 5.1), then a sign of life (rule 2.4)",
+    "push": "admission (rule 5.1), then a sign of life (rule 2.7)",
     "outlived": "given back, then as a heartbeat: no round is open any more",
     "release": "given back; nothing else",
     "folded": "its payload is free (rule 7.3)",

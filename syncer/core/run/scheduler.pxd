@@ -19,6 +19,8 @@ cdef class Scheduler(Ending):
     cdef int on_push(self, object event) except -1
     cdef int on_progress(self, object event) except -1
     cdef int sign_of_life(self, object event) except -1
+    cdef int succeed(self) except -1
+    cdef int current_again(self, Member member) except -1
     cdef int on_merge_done(self, object event) except -1
     cdef int early_ack(self, object event) except -1
     cdef int start_if_ready(self) except -1

@@ -8,18 +8,20 @@ All rules are in docs/rules.md, by number; a rule's home is the function under i
 is the top layer: what each event means, who comes, how a run starts, and the order of things after
 every event. The layers below are listed in `rounds.ground`, the phases in `phases`.
 
-rule 1.7. After every event, while the run is under way, in this order:
+rule 1.7. After every event, until the run is ending: who is current (rule 2.4). And while it is
+    under way, in this order:
 
     1. commit every computed round that is exactly the next step
     2. if every step is committed, finish
     3. launch while depth, pace and candidates allow
     4. arm grace where quorum is seen, then close or relaunch what is due
-    5. ask again whose answer was of no use
+    5. give slots of silent connections to the current ones
+    6. ask again whose answer was of no use
 
     Commits come first, since they make room for launches; closing comes behind launching, since a
-    launch may bring a carried delta that closes its round; who is asked again must have a round
-    that is still open. In the other phases the deadline of the phase is
-    looked at instead. Time alone is an event too: `Tick`, at the latest when `deadline_ns` says.
+    launch may bring a carried delta that closes its round; who is asked must have a round that is
+    still open. In the other phases the deadline of the phase is looked at instead. Time alone is an
+    event too: `Tick`, at the latest when `deadline_ns` says.
 
 Every payload handle that comes in leaves exactly once, in `AdoptInit` or `Release`.
 
@@ -34,12 +36,9 @@ rule 10.2. With --checkpoint-every 1 version 0 is durable before that: a crash i
 
 rule 2.2. A second HELLO with a (learner, generation) that is connected is refused; the first is
 unaffected.
-rule 2.4. Two HELLOs of one learner may overtake each other, and then the older connection is the
-    one that lives. When the newest has gone, the first push or heartbeat on an older one makes that
-    one current, with all that a HELLO brings. Not when the newer one goes: the older one may be
-    open on this side only, nobody would be there, and a round would wait for it.
-rule 2.5. Before the start, if that older one's initial values were dropped meanwhile, it is closed
-    without an ERROR instead. Its learner dials again and gives them anew.
+rule 2.5. An older connection that is to be current again (rule 2.4, rule 2.7) gets all that a HELLO
+    brings. But before the start, if its initial values were dropped meanwhile, it is closed without
+    an ERROR instead. Its learner dials again and gives them anew.
 
 rule 7.4. The worker's answer makes a round ready; the payloads it was computed from go back.
 
@@ -55,7 +54,7 @@ rule 14.6. A HELLO of another session than the one that was resumed is refused a
 from syncer.core import actions as act
 from syncer.core.run.phases import phases as phase_names
 from syncer.core.deadlines cimport NEVER
-from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.membership cimport SILENCE_NS, Member
 from syncer.core.rounds.round cimport Round, RoundState
 from syncer.core.run.ending cimport Ending
 from syncer.core.run.phases cimport Handler, Phase, handler_of
@@ -95,6 +94,7 @@ cdef class Scheduler(Ending):
         self.now_ns = max(self.now_ns, <long long>now_ns)
         self.out = out
         self.handle(event)
+        self.succeed()
         if self.phase == Phase.RUNNING:
             self.commit_in_order()
         if self.phase == Phase.RUNNING and self.global_step >= self.policy.total_steps:
@@ -102,6 +102,7 @@ cdef class Scheduler(Ending):
         elif self.phase == Phase.RUNNING:
             self.launch_due()
             self.settle_all()
+            self.take_slots()
             self.ask_again()
         else:
             self.run_timers()
@@ -118,6 +119,8 @@ cdef class Scheduler(Ending):
             due = self.final_cut.deadline_ns
         elif self.phase == Phase.CUTOFF:
             due = self.budget.deadline_ns()
+        if self.phase != Phase.STOPPING and self.phase != Phase.ENDED:
+            due = min(due, self.members.heir_deadline_ns())
         return None if due == NEVER else due
 
     cdef int run_timers(self) except -1:
@@ -192,7 +195,13 @@ cdef class Scheduler(Ending):
             self.open_session(event.fragments)
             self.fingerprint = event.fingerprint
             self.initialized = [False] * self.fragments
-        member = self.members.admit(event.learner, event.generation)
+        member = self.members.current[event.learner] if (
+            0 <= event.learner < self.policy.learners) else None
+        if member is not None and self.now_ns < member.life_ns + SILENCE_NS:
+            self.warn("learner connected beside a connection of it that is alive", {
+                "learner": event.learner, "generation": event.generation,
+                "older": member.generation})
+        member = self.members.admit(event.learner, event.generation, self.now_ns)
         self.emit(act.Admit(event.connection, event.learner, event.generation))
         self.log("INFO", "learner connected",
                  {"learner": event.learner, "generation": event.generation})
@@ -223,7 +232,8 @@ cdef class Scheduler(Ending):
         return self.emit(act.Refuse(event.connection, "the run has ended"))
 
     cdef int on_disconnected(self, object event) except -1:
-        cdef Member member = self.members.leave(event.learner, event.generation)
+        cdef Member member = self.members.leave(
+            event.learner, event.generation, self.now_ns)
         if member is None:
             return 0
         self.log("INFO", "learner disconnected",
@@ -269,17 +279,31 @@ cdef class Scheduler(Ending):
             self.members.observe(member, self.now_ns, event.local_step)
         return self.sign_of_life(event)
 
-    # rule 2.4, rule 2.5
     cdef int sign_of_life(self, object event) except -1:
-        """A push or heartbeat: if its learner has no current member, here is where it lives."""
+        """A push or heartbeat: if the newer connection is silent, here is where its learner is."""
         cdef Member member = self.members.find(event.learner, event.generation)
-        if member is None or self.members.current[member.learner] is not None:
+        if member is not None and self.members.sign_of_life(member, self.now_ns) and (
+                self.phase == Phase.RUNNING or self.phase == Phase.FINISHING):
+            return self.current_again(member)
+        return 0
+
+    cdef int succeed(self) except -1:
+        """Older members take the place of those that went and did not come again."""
+        cdef Member member
+        if self.phase == Phase.STOPPING or self.phase == Phase.ENDED:
             return 0
+        for member in self.members.heirs(self.now_ns):
+            self.current_again(member)
+        return 0
+
+    # rule 2.5
+    cdef int current_again(self, Member member) except -1:
         if member.init_dropped and not all(self.initialized):
+            self.members.set_aside(member)
             return self.emit(act.Close(member.learner, member.generation, (
                 "its initial values came while a newer connection was current; it is to dial "
                 "again and give them anew")))
-        self.members.promote(member)
+        self.members.promote(member, self.now_ns)
         self.log("INFO", "older connection is current again",
                  {"learner": member.learner, "generation": member.generation})
         return self.welcome(member)
@@ -331,6 +355,7 @@ cdef class Scheduler(Ending):
         if self.global_step >= self.policy.total_steps:
             return self.finish()
         self.phase = Phase.RUNNING
+        self.members.up_to_date(self.now_ns)
         for fragment in range(self.fragments):
             self.emit(act.Broadcast(self.versions[fragment], fragment, members))
         return 0
