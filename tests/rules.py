@@ -31,6 +31,7 @@ ELSEWHERE = {
     "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
     "1.3": ["e2e/test_server_reconnect.py::test_learner_0_comes_back_in_the_middle_of_its_inits",
             "e2e/test_server_hostile.py::test_a_bad_init_waits_for_a_new_generation"],
+    "2.2": ["unit/test_core_formulas.py::test_generations_are_remembered_within_a_bound"],
     "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
     "3.5": [f"{RESUME}::test_late_joiners_after_a_resume"],
     "3.3": ["unit/test_server_outbox.py::test_a_catch_up_ends_also_when_the_queue_never_does"],

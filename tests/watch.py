@@ -38,6 +38,7 @@ class Watch:
         self.config = scheduler.config
         self.owned: dict[int, Payload] = {}
         self.connected: set = set()
+        self.admitted: set = set()
         self.held: set = set()
         self.sent: dict = defaultdict(dict)
         self.attempts: dict = {}
@@ -157,7 +158,8 @@ class Watch:
 
     def on_admit(self, action):
         member = (action.learner, action.generation)
-        assert member not in self.connected, f"{member} admitted twice"
+        assert member not in self.admitted, f"2.2: {member} admitted twice"
+        self.admitted.add(member)
         self.connected.add(member)
         self.held -= {older for older in self.held if older[0] == action.learner}
         self.sent[member] = {}

@@ -278,6 +278,7 @@ class Server:
         for farewell in list(self.farewells.open):
             farewell.close()
         for group in [] if self.session is None else self.session.open_groups:
+            group.outbox.drop()                   # what a peer that is gone would not take
             for channel in group.channels:
                 channel.close()
         self.workers.close()

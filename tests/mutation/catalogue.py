@@ -177,6 +177,8 @@ ROUNDS = broken(
      "        self.promote(member, now_ns)\n        return member",
      "        if self.current[member.learner] is None:\n"
      "            self.promote(member, now_ns)\n        return member"),
+    ("2.2", "every generation that ever was is remembered",
+     "            del used[next(iter(used))]\n", "            pass\n"),
     ("2.3", "a leaving generation takes its successor's place away",
      "if self.current[member.learner] is member:\n            self.supersede", "if True:\n"
      "            self.supersede"),
@@ -192,14 +194,17 @@ ROUNDS = broken(
     ("2.7", "one late frame is a sign of life", "return now_ns >= member.claim_ns + SILENCE_NS",
      "return True"),
     ("2.7", "a connection that has shown life loses its place when it is silent",
-     "current is None or current.held or current.life_ns >= current.since_ns",
+     "current is None or current.held or current.established()",
      "current is None or current.held"),
     ("2.7", "what shows life between two signs of a rival changes nothing",
      "        if current is member:\n            for other in self.older.get(member.learner, ()):\n"
      "                other.claim_ns = NEVER\n", "        if current is member:\n"),
     ("2.7", "a connection is measured by what it said before it was up to date",
-     "            member.since_ns = now_ns\n        member.delivered", "            pass\n"
+     "            member.up_to_date(now_ns)\n        member.delivered", "            pass\n"
      "        member.delivered"),
+    ("2.7", "one late frame of the newest keeps its place for ever",
+     "self.first_ns != NEVER and self.life_ns >= self.first_ns + SILENCE_NS",
+     "self.first_ns != NEVER"),
     ("2.6", "a pause without steps counts as one slow step",
      "        self.sampled = True\n        self.sample_ns = now_ns",
      "        if not self.sampled or local_step > self.sample_step:\n"
@@ -280,7 +285,10 @@ SCHEDULER = broken(
      "            self.launch_due()\n            self.settle_all()\n",
      "            self.settle_all()\n            self.launch_due()\n"),
     ("2.2", "a generation is admitted twice",
-     "if self.members.find(event.learner, event.generation) is not None:", "if False:"),
+     "if self.members.was_used(event.learner, event.generation):", "if False:"),
+    ("2.2", "a generation is admitted again when its connection has gone",
+     "if self.members.was_used(event.learner, event.generation):",
+     "if self.members.find(event.learner, event.generation) is not None:"),
     ("2.4", "nobody takes the place of a connection that had overtaken",
      "        self.members.promote(member, self.now_ns)\n", "        return 0\n"),
     ("2.4", "an older connection is current again without a catch-up",

@@ -46,8 +46,8 @@ REQUIRED = frozenset({
         "silence", "half a HELLO", "rubbish", "a huge frame", "a message out of place",
         "a HELLO of nobody", "a HELLO with another key", "a HELLO of another profile",
         "a short HELLO", "a DATA_HELLO of nobody", "a short DATA_HELLO", "a DATA_HELLO too many",
-        "a generation twice", "a HELLO that cannot be merged", "a HELLO in a strict run",
-        "a HELLO of another session", "a HELLO of another layout",
+        "a generation twice", "a recorded HELLO", "a HELLO that cannot be merged",
+        "a HELLO in a strict run", "a HELLO of another session", "a HELLO of another layout",
         "a HELLO of another profile and session")), "HELLOs are read on the workers",
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (

@@ -74,6 +74,12 @@ def openings(fleet: Any) -> dict[str, bytes]:
     if fleet.session_is_fixed:
         found["a HELLO of another group"] = encode_hello(
             hello._replace(compat_group="other"), fleet.key)
+    members = fleet.server.scheduler.members
+    gone = [generation for generation in members.used[learner.learner]
+            if (learner.learner, generation) not in members.members]
+    if gone:
+        found["a recorded HELLO"] = encode_hello(
+            hello._replace(generation=rng.choice(gone)), fleet.key)
     last = learner.session.last_generation
     if last is not None:
         found["a DATA_HELLO too many"] = encode_data_hello(DataHello(learner.learner, last, 200))

@@ -2,8 +2,12 @@
 
 import pytest
 
+from syncer.config import Config
+from syncer.core.actions import Admit
+from syncer.core.events import Disconnected, Hello
 from syncer.core.rounds.closing import Verdict, decide_close, grace_ns, launch_interval_ns
 from syncer.core.rounds.membership import Member
+from syncer.core.run.scheduler import Scheduler
 
 SECOND = 1_000_000_000
 NEVER = 2**63 - 1
@@ -106,3 +110,21 @@ def test_decide_close_equals_its_slow_twin_on_every_small_case():
 
 def test_verdicts_are_named():
     assert [v.name for v in Verdict] == ["WAIT", "CLOSE", "RELAUNCH"]
+
+
+def test_generations_are_remembered_within_a_bound():
+    """Of 4,096 learners 64 each: then the oldest of this learner is forgotten, nobody else's."""
+    scheduler = Scheduler(Config(learners=4096, total_steps=1))
+
+    def admitted(learner, generation):
+        actions = scheduler.step(0, Hello(1, learner, generation, 1))
+        scheduler.step(0, Disconnected(learner, generation))
+        return any(isinstance(action, Admit) for action in actions)
+
+    assert admitted(1, 1)
+    assert all(admitted(0, generation) for generation in range(1, 65))
+    assert not admitted(0, 1)
+    assert admitted(0, 65)
+    assert admitted(0, 1)
+    assert not admitted(0, 3)
+    assert not admitted(1, 1)

@@ -21,13 +21,16 @@ cdef class Member:
     cdef bint init_dropped                   # gave an initial value while a newer one was current
     cdef readonly long long since_ns         # up to date: its HELLO, its tail, or the start
     cdef readonly long long life_ns          # its newest sign of life; LONG_AGO: none yet
-    cdef readonly long long claim_ns         # first sign of life beside a mute current member
+    cdef readonly long long first_ns         # its first sign of life since then; NEVER: none
+    cdef readonly long long claim_ns         # first sign beside a current one not yet established
     cdef bint sampled
     cdef long long sample_ns
     cdef unsigned long long sample_step
 
     cpdef void observe(self, long long now_ns, unsigned long long local_step) noexcept
     cdef long long quiet_since_ns(self) noexcept
+    cdef int up_to_date(self, long long now_ns) except -1
+    cdef bint established(self) noexcept
 
 
 cdef class Membership:
@@ -37,22 +40,25 @@ cdef class Membership:
     cdef readonly list latest                # by learner id: generation of the newest HELLO, or 0
     cdef readonly dict older                 # learner id -> its Members that are not current
     cdef readonly dict vacant_ns             # learner id of `older` -> when its current one went
+    cdef readonly list used                  # by learner id: {generation: None}, oldest first
     cdef readonly Py_ssize_t current_count
     cdef readonly Py_ssize_t launchable_count
     cdef double slowest_s                    # of the launchable members, if that is known
     cdef bint slowest_known
 
     cdef Member find(self, object learner, object generation)
+    cdef bint was_used(self, object learner, object generation)
     cdef bint is_current(self, Member member)
     cdef Member admit(self, object learner, object generation, long long now_ns)
     cdef bint sign_of_life(self, Member member, long long now_ns)
     cdef list heirs(self, long long now_ns)
     cdef Member heir(self, object learner)
     cdef long long heir_deadline_ns(self)
+    cdef int remember(self, dict used, object generation) except -1
     cdef int promote(self, Member member, long long now_ns) except -1
     cdef int supersede(self, Member member) except -1
     cdef int set_aside(self, Member member) except -1
-    cdef int up_to_date(self, long long now_ns) except -1
+    cdef int started(self, long long now_ns) except -1
     cdef Member leave(self, object learner, object generation, long long now_ns)
     cdef int hold(self, Member member) except -1
     cdef int unhold(self, Member member, tuple delivered, long long now_ns) except -1

@@ -20,10 +20,16 @@ its first frame: that may have been on its way for long, from a process that has
 successor is about to dial; a round would then wait for the dead.
 
 rule 2.7. The newest may be the dead one without having gone: nothing ends it while its peer's
-machine is there, or until keep-alive does. A current member that has been silent since it was up to
-date gives way to an older one that shows life twice, with 5 s or more between: one late frame is no
-sign of life, and a learner that has nothing to say for a while loses no place by it. If the wrong
-one has won, its rival wins by the same rule.
+machine is there, or until keep-alive does. One late frame shows no life; two of them 5 s apart do.
+A current member that has not shown this since it was up to date gives way to an older one that
+does, if nothing came of the current one between the two. One that has shown it is the learner, and
+loses no place by having nothing to say for long. If the wrong one has won, its rival wins by the
+same rule.
+
+rule 2.2. Every connection has a generation of its own. A HELLO whose generation has been used is
+refused, also when its first connection has gone: somebody has recorded it, MAC and all, and would
+be its learner's newest connection. What is remembered is bounded for each learner, so that nobody
+can have another one's forgotten.
 
 rule 2.3. A connection that goes takes only itself away, never the member that has followed it.
 
@@ -42,6 +48,8 @@ from syncer.core.deadlines cimport NEVER
 from syncer.errors import InvariantViolation
 
 
+cdef Py_ssize_t USED_MAX = 1 << 18                # generations that are remembered, of all learners
+cdef Py_ssize_t USED_LEAST = 64                  # and of each one, however many there are
 cdef double LEAP = 4.0                           # of the estimate, at most, in one sample
 
 
@@ -55,7 +63,19 @@ cdef class Member:
         self.connected = True
         self.step_time_s = -1.0
         self.life_ns = LONG_AGO
+        self.first_ns = NEVER
         self.claim_ns = NEVER
+
+    cdef int up_to_date(self, long long now_ns) except -1:
+        """It has been sent what there is; what it says from now on counts."""
+        self.since_ns = now_ns
+        self.first_ns = NEVER
+        self.claim_ns = NEVER
+        return 0
+
+    cdef bint established(self) noexcept:
+        """Has it shown life, and not by one late frame?"""
+        return self.first_ns != NEVER and self.life_ns >= self.first_ns + SILENCE_NS
 
     cdef long long quiet_since_ns(self) noexcept:
         """Since when nothing has come of it, beside its HELLO."""
@@ -103,12 +123,18 @@ cdef class Membership:
         self.current = [None] * learners
         self.newest = [0] * learners
         self.latest = [0] * learners
+        self.used = [{} for _ in range(learners)]
         self.older = {}
         self.vacant_ns = {}
 
     cdef Member find(self, object learner, object generation):
         """The connected member, or None."""
         return self.members.get((learner, generation))
+
+    # rule 2.2
+    cdef bint was_used(self, object learner, object generation):
+        """Is this the generation of a connection, there or gone?"""
+        return 0 <= learner < len(self.current) and generation in self.used[learner]
 
     cdef bint is_current(self, Member member):
         return self.current[member.learner] is member
@@ -124,8 +150,16 @@ cdef class Membership:
             raise InvariantViolation(f"{member!r} is outside of 0..{len(self.current) - 1}")
         self.members[member.key] = member
         self.latest[member.learner] = generation
+        self.remember(self.used[member.learner], generation)
         self.promote(member, now_ns)
         return member
+
+    cdef int remember(self, dict used, object generation) except -1:
+        """This generation has been used; the oldest of its learner is forgotten if need be."""
+        used[generation] = None
+        if len(used) > max(USED_MAX // len(self.current), USED_LEAST):
+            del used[next(iter(used))]
+        return 0
 
     cdef int promote(self, Member member, long long now_ns) except -1:
         """From now on this connected member is its learner's current one."""
@@ -138,8 +172,7 @@ cdef class Membership:
         self.vacant_ns.pop(member.learner, None)
         self.current[member.learner] = member
         self.newest[member.learner] = member.generation
-        member.since_ns = now_ns
-        member.claim_ns = NEVER
+        member.up_to_date(now_ns)
         self.current_count += 1
         self.launchable_count += not member.held
         self.slowest_known = False
@@ -170,10 +203,11 @@ cdef class Membership:
         cdef Member other
         member.life_ns = now_ns
         if current is member:
+            member.first_ns = min(member.first_ns, now_ns)
             for other in self.older.get(member.learner, ()):
                 other.claim_ns = NEVER
             return False
-        if current is None or current.held or current.life_ns >= current.since_ns:
+        if current is None or current.held or current.established():
             return False
         if member.claim_ns == NEVER:
             member.claim_ns = now_ns
@@ -203,12 +237,11 @@ cdef class Membership:
             due = min(due, <long long>left_ns + SILENCE_NS)
         return due
 
-    cdef int up_to_date(self, long long now_ns) except -1:
+    cdef int started(self, long long now_ns) except -1:
         """The run starts: each current member is sent what there is."""
         cdef Member member
         for member in self.members.values():
-            member.since_ns = now_ns
-            member.claim_ns = NEVER
+            member.up_to_date(now_ns)
         return 0
 
     # rule 2.3
@@ -237,7 +270,7 @@ cdef class Membership:
     cdef int unhold(self, Member member, tuple delivered, long long now_ns) except -1:
         """A current member's catch-up has ended with these versions sent."""
         if member.delivered is None:             # not at a replay: it may have shown life since
-            member.since_ns = now_ns
+            member.up_to_date(now_ns)
         member.delivered = delivered
         if member.held:
             member.held = False

@@ -34,8 +34,6 @@ rule 1.6. With --start-timeout-s the run ends with status 6 if that does not hap
 rule 10.2. With --checkpoint-every 1 version 0 is durable before that: a crash in the first step
     must not cost the initial values that the learners train from.
 
-rule 2.2. A second HELLO with a (learner, generation) that is connected is refused; the first is
-unaffected.
 rule 2.5. An older connection that is to be current again (rule 2.4, rule 2.7) gets all that a HELLO
     brings. But before the start, if its initial values were dropped meanwhile, it is closed without
     an ERROR instead. Its learner dials again and gives them anew.
@@ -184,10 +182,9 @@ cdef class Scheduler(Ending):
 
     # ---- who comes and goes --------------------------------------------------------------------
 
-    # rule 2.2
     cdef int on_hello(self, object event) except -1:
         cdef Member member
-        if self.members.find(event.learner, event.generation) is not None:
+        if self.members.was_used(event.learner, event.generation):
             return self.emit(act.Refuse(
                 event.connection, f"duplicate connection generation {event.generation} of learner "
                 f"{event.learner}: draw a new one for every connection"))
@@ -355,7 +352,7 @@ cdef class Scheduler(Ending):
         if self.global_step >= self.policy.total_steps:
             return self.finish()
         self.phase = Phase.RUNNING
-        self.members.up_to_date(self.now_ns)
+        self.members.started(self.now_ns)
         for fragment in range(self.fragments):
             self.emit(act.Broadcast(self.versions[fragment], fragment, members))
         return 0
