@@ -52,7 +52,8 @@ MEANINGS = {
         "out of descriptors or memory; those who are in go on",
     "the system failed a connection":
         "a system call for it was refused, `error` says why; it ends and nobody else",
-    "learner connected": "a HELLO was accepted",
+    "learner connected":
+        "a HELLO was accepted; the run's step, and what was merged of this learner before",
     "data sockets that a HELLO declared have not come":
         "`streams` of them, after 10 s; it goes on over the others, but what its learner sends "
         "over these is lost: look for what blocks some connections and not others",
@@ -89,7 +90,9 @@ MEANINGS = {
     "quorum timeout: new frozen-membership attempt":
         "too few answered in time: the round begins again with those who are there",
     "quorum timeout: relaunch deferred, too few learners":
-        "and there are too few of those: looked at again later",
+        "and there are too few of those: looked at again every second, said again every 30",
+    "a round cannot close without a learner that has gone":
+        "it waits until the quorum timeout, and on while fewer than quorum learners are there",
     "quorum timeout: missing learners of the fixed roster pulled again":
         "a fixed roster waits for everybody: only the missing are asked",
     "{what} to a closed connection": "the learner left before this could be sent",

@@ -94,7 +94,8 @@ GIVEN = {
     "Heartbeat": lambda d: ev.Heartbeat(0, 1, 5),
     "Push": lambda d: d.push(0, 1, max(1, d.scheduler.next_step - 1), -1.0, local_step=5),
     "Folded": lambda d: ev.Folded(1, 1, 0),
-    "CaughtUp": lambda d: ev.CaughtUp(0, 1, tuple(d.versions)),
+    "CaughtUp": lambda d: ev.CaughtUp(
+        0, d.scheduler.members.latest[0], tuple(d.versions)),
     "MergeDone": lambda d: ev.MergeDone(1, 0, 0.0),
     "Synced": lambda d: ev.Synced(1, 0),
     "Saved": lambda d: ev.Saved(d.saving or act.SaveKind.ROUND, d.scheduler.global_step),
@@ -117,7 +118,7 @@ def arranged(phase: Phase, event: str) -> ToyDriver:
         driver.feed(1, ev.Saved(driver.saving, 1))
     elif phase == Phase.RUNNING and event == "CaughtUp":
         driver.feed(1, ev.Disconnected(0, 1))
-        driver.feed(1, driver.hello(0, 1))
+        driver.feed(1, driver.hello(0, 2))
     elif phase == Phase.WAITING and event == "Init":
         driver = ToyDriver(toy_config(learners=2), 2)
         driver.feed(0, driver.hello(0, 1))

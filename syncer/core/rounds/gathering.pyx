@@ -17,7 +17,8 @@ rule 4.3. E, the expected set, is frozen at launch, and `base` is the fragment's
     round's merge is a step from there. Everybody in E is sent the pull.
 
 rule 6.11. At the quorum deadline a round to which too few could answer goes on waiting, with all
-    its pushes: a new attempt would throw them away and fail again. It is looked at every second.
+    its pushes: a new attempt would throw them away and fail again. It is looked at every second,
+    and twice a minute the log says for whom it waits.
 rule 6.12. Otherwise a new *attempt* asks those who are there now. It starts empty, because its base
     and its set may be others; the number of the attempt keeps answers to the old one out (rule
     5.1). Carried deltas stay: they were late before and are relative to their own base. They may
@@ -42,13 +43,13 @@ from syncer.core.rounds.closing cimport (
     Verdict, arm_grace, launch_interval_ns, relaunch_needs, time_of_verdict, verdict_of)
 from syncer.core.rounds.contributions cimport contribution_of, contributions_of
 from syncer.core.rounds.ground cimport Ground
-from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.membership cimport LONG_AGO, Member
 from syncer.core.rounds.round cimport Round, Slot
 from syncer.steps cimport fragment_of, merges_at, version_at
 
 cdef long long RETRY_NS = 100_000_000            # nobody to launch to
-cdef long long LONG_AGO = -(1 << 62)             # no launch yet: no pace to keep
 cdef long long DEFER_NS = 1_000_000_000          # too few learners to relaunch to
+cdef Py_ssize_t TOLD_MAX = 20                   # ids of learners in one line of the log
 cdef object CARRY_LAG_EXCEEDED = act.PushRefusal.CARRY_LAG_EXCEEDED
 
 
@@ -194,11 +195,14 @@ cdef class Gathering(Ground):
     cdef int quorum_timeout(self, Round round) except -1:
         """Too few answers in time: ask again, ask others, or wait for learners to come back."""
         cdef dict fields = {"step": round.step, "attempt": round.attempt,
-                            "answered": round.answered, "expected": len(round.slots)}
+                            "answered": round.answered, "expected": len(round.slots),
+                            "missing": round.unanswered()[:TOLD_MAX]}
         if self.policy.fixed_roster:
             return self.pull_missing(round, fields)
         if self.members.launchable_count < relaunch_needs(self.policy):
             round.quorum_deadline_ns = self.now_ns + DEFER_NS
+            if not round.tell(self.now_ns):
+                return 0
             fields["launchable"] = self.members.launchable_count
             fields["quorum"] = relaunch_needs(self.policy)
             return self.warn("quorum timeout: relaunch deferred, too few learners", fields)

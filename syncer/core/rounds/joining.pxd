@@ -17,5 +17,7 @@ cdef class Joining(Gathering):
     cdef int ask_again(self) except -1
     cdef long long joining_deadline_ns(self)
     cdef int left(self, Member dead) except -1
+    cdef int tell_of(self, Member dead) except -1
+    cdef bint can_close(self, Round round)
     cdef bint recovers(self, Member dead)
     cdef int shrink(self, Member dead) except -1

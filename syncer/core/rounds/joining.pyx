@@ -195,12 +195,13 @@ cdef class Joining(Gathering):
     # rule 3.7
     cdef int left(self, Member dead) except -1:
         """A member has gone while rounds are open."""
-        cdef Member newer
-        if self.policy.fixed_roster:
-            return 0
+        cdef Member newer = self.members.current[dead.learner]
         if self.policy.quorum_capacity is not None:
             return self.shrink(dead)
-        newer = self.members.current[dead.learner]
+        if newer is None:
+            self.tell_of(dead)
+        if self.policy.fixed_roster:
+            return 0
         if newer is not None and not newer.held and self.recovers(dead):
             # A held newer member needs nothing here: its own tail is still to come and will find
             # the slot dead.
@@ -219,6 +220,24 @@ cdef class Joining(Gathering):
             if slot is not None and slot.member is dead and slot.push is None:
                 return True
         return False
+
+    cdef int tell_of(self, Member dead) except -1:
+        """Say at once which rounds now wait for one that has gone: the quorum timeout is long."""
+        cdef Round round
+        for round in self.gathering:
+            if dead.learner in round.unanswered() and not self.can_close(round):
+                self.warn("a round cannot close without a learner that has gone", {
+                    "step": round.step, "attempt": round.attempt, "learner": dead.learner,
+                    "answered": round.answered, "expected": len(round.slots),
+                    "quorum": self.policy.quorum})
+        return 0
+
+    cdef bint can_close(self, Round round):
+        """Is quorum within reach of those who are there?"""
+        cdef Py_ssize_t there = round.answered
+        for learner in round.unanswered():
+            there += self.members.current[learner] is not None or learner in self.members.older
+        return there >= (len(round.slots) if self.policy.exact_fold else self.policy.quorum)
 
     # rule 6.10
     cdef int shrink(self, Member dead) except -1:

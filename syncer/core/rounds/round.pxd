@@ -46,6 +46,7 @@ cdef class Round:
     cdef readonly str error
     cdef readonly long long committed_ns
     cdef Policy policy
+    cdef long long said_ns                   # when the log was last told what is waited for
 
     cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1
     cdef bint contributed(self) noexcept
@@ -60,6 +61,8 @@ cdef class Round:
     cdef int pass_on(self, Slot slot, Member member) except -1
     cdef int join(self, Member member) except -1
     cdef list expected_members(self)
+    cdef list unanswered(self)
+    cdef bint tell(self, long long now_ns) noexcept
     cdef list free_pushes(self)
     cdef list free_all(self)
     cdef int start_computing(self, tuple contributions) except -1

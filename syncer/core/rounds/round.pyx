@@ -20,11 +20,12 @@ delta of one learner count once.
 
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.deadlines cimport NEVER
-from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.membership cimport LONG_AGO, Member
 from syncer.core.rounds.policy cimport MILLION, Policy
 
 cdef long long ASK_NS = 250_000_000              # until a refused member is asked again,
 cdef long long ASK_MAX_NS = 30_000_000_000       # twice as long after each further refusal
+cdef long long TELL_NS = 30_000_000_000          # between two lines about one wait
 
 
 cdef class Slot:
@@ -76,6 +77,7 @@ cdef class Round:
         else:
             self.capacity_expected = MILLION * len(self.slots)
         self.launch_ns = now_ns
+        self.said_ns = LONG_AGO
         self.quorum_deadline_ns = quorum_deadline_ns
         self.quorum_ns = NEVER
         self.grace_deadline_ns = NEVER
@@ -171,6 +173,17 @@ cdef class Round:
             slot = self.slots[learner]
             found.append(slot.member)
         return found
+
+    cdef list unanswered(self):
+        """Ids of the learners whose answers are missing, ascending."""
+        return [learner for learner in sorted(self.slots) if not self.answers(self.slots[learner])]
+
+    cdef bint tell(self, long long now_ns) noexcept:
+        """Is it time to say again what this round waits for? Then that is done now."""
+        if now_ns < self.said_ns + TELL_NS:
+            return False
+        self.said_ns = now_ns
+        return True
 
     cdef list free_pushes(self):
         """Payloads of pushes that have not been given back yet, ascending id; now they are."""

@@ -200,8 +200,10 @@ cdef class Scheduler(Ending):
                 "older": member.generation})
         member = self.members.admit(event.learner, event.generation, self.now_ns)
         self.emit(act.Admit(event.connection, event.learner, event.generation))
-        self.log("INFO", "learner connected",
-                 {"learner": event.learner, "generation": event.generation})
+        merges, _, tokens = self.ledger.get(event.learner, (0, 0, 0))
+        self.log("INFO", "learner connected", {
+            "learner": event.learner, "generation": event.generation, "step": self.global_step,
+            "merges": merges, "tokens": tokens})
         return self.welcome(member)
 
     cdef int welcome(self, Member member) except -1:
