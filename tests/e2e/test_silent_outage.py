@@ -1,4 +1,4 @@
-"""A network that drops every packet: both sides notice, say so, and go on when it is back."""
+"""A network that drops every packet, or forgets a machine: who is left notices, and goes on."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def network():
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a Python module somewhere; its stderr is a file."""
+    """Starts a Python module somewhere; its stderr is a file. `running`: the processes so far."""
     running = []
 
     def begin(name: str, where: list[str], *arguments: str):
@@ -37,6 +37,7 @@ def start(tmp_path):
                 env=os.environ | {"PYTHONPATH": str(ROOT)}))
         return reader(path)
 
+    begin.running = running
     yield begin
     for process in running:
         process.kill()
@@ -117,3 +118,29 @@ def test_a_message_that_a_forgotten_flow_cuts_off_is_sent_again(network, start, 
     until(lambda: sum(event["time"] > connected for event in events(log, "outer step")) > 2,
           "steps with the new connection")
     assert not events(log, "quorum timeout")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * DARK_S)
+def test_a_machine_that_vanished_and_is_back_at_once_takes_its_own_place(network, start):
+    """Every round needs both, and nothing tells the server that the old connection is dead: its
+    packets, also the FIN of its end, are dropped, with a broadcast and a pull on the way to it. TCP
+    takes a minute to find out."""
+    log = start("server", network.near, "syncer.server", "--learners", "2", "--total-steps",
+                "1000000", "--quorum", "2", "--sync-interval-steps", "0", "--host", NEAR, "--port",
+                str(PORT), "--allow-unauthenticated", "--log-format", "json")
+    start("local", network.near, "tests.e2e.endless_learner", f"{NEAR}:{PORT}", "0")
+    start("remote", network.far, "tests.e2e.endless_learner", f"{NEAR}:{PORT}", "1")
+    until(lambda: len(events(log, "outer step")) > 2, "steps with both")
+    for port, _ in sending(network.far, 0):
+        network.forget(port)
+    start.running[-1].kill()
+    start("again", network.far, "tests.e2e.endless_learner", f"{NEAR}:{PORT}", "1")
+    until(lambda: len(events(log, "learner connected")) > 2, "the machine is back")
+    steps = len(events(log, "outer step"))
+    until(lambda: len(events(log, "outer step")) > steps, "steps with both, again")
+    assert not events(log, "learner disconnected"), "it waited until TCP had found out"
+    older, newer = (event["generation"] for event in events(log, "learner connected")
+                    if event["learner"] == 1 and event["message"] == "learner connected")
+    told = events(log, "rebound outstanding pull")[0]
+    assert (told["died"], told["generation"]) == (older, newer)

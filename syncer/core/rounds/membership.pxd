@@ -3,11 +3,11 @@
 
 cdef extern from *:
     """
-    #define SYNCER_SILENCE_NS 5000000000LL
     #define SYNCER_LONG_AGO (-0x4000000000000000LL)
     """
-    const long long SILENCE_NS "SYNCER_SILENCE_NS"   # after it a connection may be taken for dead
     const long long LONG_AGO "SYNCER_LONG_AGO"       # before every moment of a run
+
+cdef long long SILENCE_NS                    # after so long a connection may be taken for dead
 
 
 cdef class Member:

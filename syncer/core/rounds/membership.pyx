@@ -48,6 +48,7 @@ from syncer.core.deadlines cimport NEVER
 from syncer.errors import InvariantViolation
 
 
+SILENCE_NS = 5_000_000_000
 cdef Py_ssize_t USED_MAX = 1 << 18                # generations that are remembered, of all learners
 cdef Py_ssize_t USED_LEAST = 64                  # and of each one, however many there are
 cdef double LEAP = 4.0                           # of the estimate, at most, in one sample
