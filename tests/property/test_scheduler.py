@@ -148,6 +148,11 @@ class Fleet:
     def heartbeat(self, learner: int, generation: int):
         self.feed(ev.Heartbeat(learner, generation, self.now_ms))
 
+    def beat(self, choice: int):
+        """A heartbeat of any connection, current or not."""
+        if self.connected:
+            self.heartbeat(*self.connected[choice % len(self.connected)])
+
     def acknowledge(self, choice: int, wrong: bool = False):
         if self.finals:
             learner, generation, step = self.finals.pop(choice % len(self.finals))
@@ -268,6 +273,7 @@ RARE = [
     st.tuples(st.just("stale"), small, st.integers(0, 4)),
     st.tuples(st.just("junk"), small, small, st.integers(1, 12), st.integers(1, 3)),
     st.tuples(st.just("heartbeat"), learner_ids, small),
+    st.tuples(st.just("beat"), small),
     st.tuples(st.just("acknowledge"), small, st.booleans()),
     st.tuples(st.just("saved")),
 ]
@@ -340,6 +346,9 @@ def test_a_signal_frees_everything_at_once(options, operations, signal):
 
 
 RARE_PATHS = {
+    "asked again after a refused push", "older connection is current again",
+    "a round cannot close without a learner that has gone",
+    "a silent connection gave its slot away",
     "recovery replay", "late joiner pulled into open round", "rebound outstanding pull",
     "quorum timeout: new frozen-membership attempt", "stale base-relative delta admitted",
     "quorum timeout: relaunch deferred, too few learners",
@@ -377,6 +386,9 @@ class Marks:
     def __call__(self, action):
         if isinstance(action, act.Log):
             self.reached.add(action.fields.get("reason", action.text))
+            died = action.fields.get("learner"), action.fields.get("died")
+            if died in self.fleet.scheduler.members.members:
+                self.reached.add("a silent connection gave its slot away")
         elif isinstance(action, act.Record) and "step" in action.fields:
             fields = action.fields
             self.reached.update(f"tape {key}" for key in ("carried", "released", "joined")
@@ -423,6 +435,7 @@ def random_history(seed: int, reached: set) -> Fleet:
         "work": lambda: fleet.work(rng.randrange(32)),
         "late": lambda: fleet.late(rng.randrange(9), rng.randint(0, 4)),
         "folded": fleet.folded,
+        "beat": lambda: fleet.beat(rng.randrange(9)),
         "budget": lambda: fleet.budget(rng.randrange(30), rng.randrange(200)),
         "wait": lambda: fleet.wait(rng.choice([1, 20, 100, 1000, 10_000])),
         "acknowledge": lambda: fleet.acknowledge(rng.randrange(9), rng.random() < 0.2),
