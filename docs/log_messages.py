@@ -66,8 +66,6 @@ MEANINGS = {
     "connection ended": "why: the sockets of one learner are closed",
     "older connection is current again":
         "the newer one has gone or is silent, and its learner has not dialed again",
-    "learner connected beside a connection of it that is alive":
-        "a link that broke on one side only; again and again: two processes with one learner id",
     "fragment initialized": "learner 0 gave the first values of a fragment",
     "global parameters initialized": "every fragment has its first values",
     "outer step": "a round was merged and committed",

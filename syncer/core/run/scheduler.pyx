@@ -52,7 +52,7 @@ rule 14.6. A HELLO of another session than the one that was resumed is refused a
 from syncer.core import actions as act
 from syncer.core.run.phases import phases as phase_names
 from syncer.core.deadlines cimport NEVER
-from syncer.core.rounds.membership cimport SILENCE_NS, Member
+from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, RoundState
 from syncer.core.run.ending cimport Ending
 from syncer.core.run.phases cimport Handler, Phase, handler_of
@@ -192,12 +192,6 @@ cdef class Scheduler(Ending):
             self.open_session(event.fragments)
             self.fingerprint = event.fingerprint
             self.initialized = [False] * self.fragments
-        member = self.members.current[event.learner] if (
-            0 <= event.learner < self.policy.learners) else None
-        if member is not None and self.now_ns < member.life_ns + SILENCE_NS:
-            self.warn("learner connected beside a connection of it that is alive", {
-                "learner": event.learner, "generation": event.generation,
-                "older": member.generation})
         member = self.members.admit(event.learner, event.generation, self.now_ns)
         self.emit(act.Admit(event.connection, event.learner, event.generation))
         merges, _, tokens = self.ledger.get(event.learner, (0, 0, 0))
