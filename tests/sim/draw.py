@@ -139,7 +139,8 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         "streams": 0 if config.fixed_roster else rng.choice([0, 1, 3]),
         # Data sockets may be slower than the control socket, but not so slow that no answer comes
         # within the quorum timeout; "eager" learners do not wait for what is still on them.
-        "slow_data_ms": rng.choice([0, 0, 40]) * min(config.quorum_timeout_s, 10),
+        "slow_data_ms": rng.choice([0, 0, 40]) * (
+            min(config.quorum_timeout_s, 10) if config.quorum_timeout_s <= 60 else 0),
         "eager": rng.choice([0, 0, 0.5]),
         "ns_per_byte": world.between(1, 1e5), "half_open_ms": world.between(10, 20_000),
         "capacity": int(world.between(60, rng.choice([400, 100_000]))),

@@ -237,7 +237,8 @@ def test_a_learner_cannot_fill_the_log():
     told = {}
     for level in ("info", "debug"):
         fleet = Fleet(7, config=toy_config(learners=1, total_steps=5, log_level=level,
-                                           log_format="json"), faults=[], settings={"duplicate": 0})
+                                           log_format="json"), faults=[],
+                      settings={"duplicate": 0, "streams": 1})
         learner = fleet.learners[0]
         send = learner.send_push
 
