@@ -35,6 +35,8 @@ MEANINGS = {
     "only this machine can connect: no key is set (SYNCER_HMAC_KEY)":
         "without a key the server listens on the loopback interface",
     "resumed from checkpoint": "the run goes on from this step",
+    "a call for the checkpoint was tried again":
+        "an error that may pass by, at the start; see `--checkpoint-retries`",
     "what an earlier server left could not be put in order":
         "partial files beside the checkpoint, or earlier checkpoints of another history",
     "earlier checkpoints that are no past of this run were set aside":

@@ -88,7 +88,7 @@ ROWS = (
     Row(SERVER, "last frames, log and tape at the end", "syncer/server/service.py:FLUSH_NS",
         "the process ends without them"),
     Row(SERVER, "a failed write of a checkpoint",
-        "syncer/checkpoint/files.py:RETRY_PAUSE_S", "tried again, `--checkpoint-retries` times"),
+        "syncer/checkpoint/trouble.py:RETRY_PAUSE_S", "tried again, `--checkpoint-retries` times"),
     Row(SERVER, "no descriptor for a file of a checkpoint",
         "syncer/checkpoint/files.py:SHORT_PAUSE_S", "tried again, 120 times"),
     Row(LEARNER, "the first connection, all tries together", "Learner(connect_timeout_s=)",

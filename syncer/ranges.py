@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from syncer.values import U32, Choice, MedianOrNorm, MedianOrTrim, Real, Whole
+from syncer.values import U32, Choice, MedianOrNorm, MedianOrTrim, Real, Single, Whole
 
 OuterOptimizer = Literal["nesterov", "delayed-nesterov", "sgd"]
 DeltaCorrection = Literal["heloco", "none"]
@@ -57,6 +57,8 @@ HELOCO = {
 }
 """By the name of the constant."""
 
+STEP_LR = Single()
+STEP_MOMENTUM = Single(below=1.0)
 DN_PERIOD = Whole(1, U32)
 DN_ACTIVATION = Real(0.0, 1.0)
 """Of delayed Nesterov; `activation_fits` ties them together."""

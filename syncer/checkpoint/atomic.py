@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from syncer.checkpoint.files import FILES, Files
+from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.errors import CheckpointError
 from syncer.gather import advance
 
@@ -69,6 +69,20 @@ def clear_leftovers(path: str | os.PathLike[str], files: Files = FILES) -> None:
         if form.fullmatch(name):
             with suppress(FileNotFoundError):
                 files.unlink(os.path.join(directory, name))
+
+
+def written_anew(write: Callable[[Files], int], files: Files) -> int:
+    """What `write` returns, begun again from nothing where a call failed that may not be repeated
+    alone (an fsync, a check of the space), as often as `files` has retries left, if it has any."""
+    while True:
+        try:
+            return write(files)
+        except WriteError as error:
+            if error.number is None or not isinstance(files, Patient):
+                raise
+            problem = OSError(error.number, os.strerror(error.number))
+            if not files.take_retry(error.call, problem):
+                raise
 
 
 class AtomicFile:

@@ -14,18 +14,24 @@ from typing import Any
 
 import numpy as np
 
+from syncer.checkpoint.atomic import written_anew
 from syncer.checkpoint.convert import convert, export
 from syncer.checkpoint.facts import FORMATS
+from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.restore import owner_of, restore
+from syncer.checkpoint.tolerant import Tolerant
 from syncer.config.paths import is_one_file
 from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
 from syncer.kernels import SUM_BLOCK, sumsq
 from syncer.layout import MERGE_MODES
 from syncer.learner.partition import NamedLayout, layout_fingerprint, load_layout
 from syncer.streams import complain
+
+RETRIES = 1
+"""Passing errors of one action that are tried again, as --checkpoint-retries says of a save."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -71,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """Carries out one action; raises `SyncerError`."""
     act = {"inspect": _inspect, "verify": _verify, "convert": _convert, "diff": _diff,
            "export": _export, "restore": _restore}[args.action]
+    args.files = patient_files()
     try:
         return act(args)
     except CheckpointError as error:
@@ -80,13 +87,20 @@ def run(args: argparse.Namespace) -> int:
         return 2
 
 
+def patient_files() -> Files:
+    """The file system with the patience of a run: what may pass by is tried again, and said."""
+    tolerant = Tolerant(FILES, lambda text, fields: complain(f"{text}: {fields['error']}"))
+    return Patient(tolerant, RETRIES, told=lambda call, error: complain(
+        f"tried again: {call}: {error.strerror}"))
+
+
 def _show(args: argparse.Namespace, record: dict[str, Any], lines: list[str]) -> None:
     print(json.dumps(record) if args.json else "\n".join(lines))
 
 
 # ------------------------------------------------------------------------------------ inspect
 def _inspect(args: argparse.Namespace) -> int:
-    with Checkpoint(args.file) as checkpoint:
+    with Checkpoint(args.file, args.files) as checkpoint:
         record = describe(checkpoint)
         if not args.no_norms:
             with Progress("reading", wanted=not args.json) as bar:
@@ -159,7 +173,8 @@ def _inspect_lines(record: dict[str, Any]) -> list[str]:
 
 # ------------------------------------------------------------------------- verify and convert
 def _verify(args: argparse.Namespace) -> int:
-    with Checkpoint(args.file) as checkpoint, Progress("verifying", wanted=not args.json) as bar:
+    with (Checkpoint(args.file, args.files) as checkpoint,
+          Progress("verifying", wanted=not args.json) as bar):
         for _ in checkpoint.scan(progress=bar):
             pass
         tensors = sum(1 for _ in checkpoint.facts.tensors)
@@ -175,13 +190,14 @@ def _verify(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     _refuse_own(args)
     named = load_layout(args.layout) if args.layout else None
-    with Checkpoint(args.file) as checkpoint, PathLock(args.output, "OUTPUT"):
+    with Checkpoint(args.file, args.files) as checkpoint, PathLock(args.output, "OUTPUT"):
         if named is not None:
             _check_fingerprint(checkpoint, named, args.layout)
         form = args.to or next(f for f in FORMATS if f != checkpoint.format)
         with Progress("converting", wanted=not args.json) as bar:
-            written = convert(checkpoint, args.output, form, progress=bar,
-                              layout=None if named is None else named.wire)
+            written = written_anew(
+                lambda files: convert(checkpoint, args.output, form, progress=bar, files=files,
+                                      layout=None if named is None else named.wire), args.files)
     _show(args, {"path": args.output, "format": form, "bytes": written},
           [f"{args.output}: {form}, {size(written)}, step {checkpoint.facts.step}"])
     return 0
@@ -194,12 +210,13 @@ def _restore(args: argparse.Namespace) -> int:
                           "is: say with --to which one it is to replace")
     if is_one_file(args.file, path):
         raise ConfigError(f"FILE {args.file} is {path} itself: there is nothing to restore")
-    with Checkpoint(args.file) as checkpoint, PathLock(path, "--to" if args.to else "PATH"):
+    with (Checkpoint(args.file, args.files) as checkpoint,
+          PathLock(path, "--to" if args.to else "PATH")):
         with Progress("verifying", wanted=not args.json) as bar:
             for _ in checkpoint.scan(progress=bar):
                 pass
         with Progress("restoring", wanted=not args.json) as bar:
-            done = restore(checkpoint, path, progress=bar)
+            done = restore(checkpoint, path, args.files, progress=bar)
         step = checkpoint.facts.step
     record = {"path": path, "from": args.file, "global_step": step, "bytes": done.bytes,
               "marker_removed": done.unmarked, "set_aside": [one._asdict() for one in done.aside]}
@@ -231,7 +248,8 @@ def _check_fingerprint(checkpoint: Checkpoint, named: NamedLayout, path: str) ->
 
 # ------------------------------------------------------------------------------------ diff
 def _diff(args: argparse.Namespace) -> int:
-    with (Checkpoint(args.file) as first, Checkpoint(args.other) as second,
+    with (Checkpoint(args.file, args.files) as first,
+          Checkpoint(args.other, args.files) as second,
           Progress("comparing", wanted=not args.json) as bar):
         found = difference(first, second, bar)
     record = {"equal": found is None, "first_difference": found}
@@ -263,12 +281,14 @@ def difference(first: Checkpoint, second: Checkpoint, progress: Progress) -> str
 def _export(args: argparse.Namespace) -> int:
     _refuse_own(args)
     named = load_layout(args.layout)
-    with Checkpoint(args.file) as checkpoint, PathLock(args.output, "OUTPUT"):
+    with Checkpoint(args.file, args.files) as checkpoint, PathLock(args.output, "OUTPUT"):
         _check_fingerprint(checkpoint, named, args.layout)
         chosen = list(_numbers(args.fragments, len(checkpoint.facts.numels)))
         with Progress("exporting", wanted=not args.json) as bar:
-            written = export(checkpoint, args.output,
-                             [(p, named.fragments[p].tensors) for p in chosen], progress=bar)
+            written = written_anew(
+                lambda files: export(checkpoint, args.output, progress=bar, files=files,
+                                     fragments=[(p, named.fragments[p].tensors) for p in chosen]),
+                args.files)
     count = sum(len(named.fragments[p].tensors) for p in chosen)
     _show(args, {"path": args.output, "bytes": written, "tensors": count, "fragments": chosen,
                  "global_step": checkpoint.facts.step},

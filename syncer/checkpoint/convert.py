@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from syncer.checkpoint import safetensors
 from syncer.checkpoint.atomic import AtomicFile
 from syncer.checkpoint.facts import Facts, TensorPlace
+from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF
 from syncer.checkpoint.reader import Checkpoint
 from syncer.errors import CheckpointMismatch
@@ -34,7 +35,8 @@ class Parameter(Protocol):
 
 
 def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
-            layout: Layout | None = None, progress: Progress | None = None) -> int:
+            layout: Layout | None = None, progress: Progress | None = None,
+            files: Files = FILES) -> int:
     """Write `source` as `form` to `path`; returns the bytes written.
 
     layout: put into a safetensors file whose source has none; its sizes must be those of the
@@ -49,7 +51,7 @@ def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
                                  f"the checkpoint has {list(facts.numels)}")
     digests: dict[str, str] = {}
     draft = FORMAT_OF[form].draft(facts)
-    with AtomicFile(path, size_bytes=draft.size) as file:
+    with AtomicFile(path, size_bytes=draft.size, files=files) as file:
         for part in draft.parts:
             if isinstance(part, bytes):
                 file.append(part)
@@ -71,7 +73,7 @@ def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
 
 def export(source: Checkpoint, path: str | os.PathLike[str],
            fragments: Iterable[tuple[int, Sequence[Parameter]]], *,
-           progress: Progress | None = None) -> int:
+           progress: Progress | None = None, files: Files = FILES) -> int:
     """Write the parameters of some fragments under their own names as a plain safetensors file.
 
     fragments: (index, its tensors in layout order). Returns the bytes written. Raises
@@ -79,7 +81,7 @@ def export(source: Checkpoint, path: str | os.PathLike[str],
     """
     chosen = list(fragments)
     header, total = _model_header(source.facts, chosen)
-    with AtomicFile(path, size_bytes=len(header) + total) as file:
+    with AtomicFile(path, size_bytes=len(header) + total, files=files) as file:
         file.append(header)
         for index, _ in chosen:
             tensor = TensorPlace(index, "params", source.facts.numels[index])

@@ -15,19 +15,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from syncer.checkpoint.lock import PathLock, real_path
+from syncer.checkpoint.trouble import LACKING, PERMANENT, RETRY_PAUSE_S
 
 T = TypeVar("T")
 
-PERMANENT = frozenset({
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR,
-    errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS,
-    errno.EXDEV, errno.EMLINK, errno.EBADF, errno.EEXIST,
-})
-"""Errors that the same call will give again; everything else may be a moment's trouble."""
-LACKING = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-"""What a file system says that has no such call."""
-RETRY_PAUSE_S = 0.1
-"""Before a call that failed is tried again."""
 SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE})
 """No descriptor: whoever has them gives them back in a while; nothing is wrong with the disk."""
 SHORT_PAUSE_S = 1.0
@@ -169,7 +160,8 @@ class Patient(Behind):
 
     A failed fsync is never repeated: the kernel may have dropped the pages it could not write, and
     the next fsync would then report success over a hole. Whoever still has the data must write the
-    whole file anew. sleep: what passes the time between two attempts.
+    whole file anew. (A directory whose handle was stale is only looked up again.) sleep: what
+    passes the time between two attempts.
     """
 
     def __init__(self, files: Files, retries: int, pause_s: float = RETRY_PAUSE_S,
@@ -207,15 +199,6 @@ class Patient(Behind):
                 if not (self.wait_for_descriptor(name, error) or self.take_retry(name, error)):
                     raise
 
-    def _once_open(self, name: str, call: Callable[[str], T], path: str) -> T:
-        """A call that is not repeated once it has its descriptor."""
-        while True:
-            try:
-                return call(path)
-            except OSError as error:
-                if not self.wait_for_descriptor(name, error):
-                    raise
-
     def create(self, path: str, *, direct: bool = False) -> int:
         return self._again("create", self.files.create, path, direct=direct)
 
@@ -235,10 +218,31 @@ class Patient(Behind):
         return self._again("free_bytes", self.files.free_bytes, path)
 
     def sync_directory(self, path: str) -> None:
-        self._once_open("sync_directory", self.files.sync_directory, path)
+        while True:
+            try:
+                return self.files.sync_directory(path)
+            except OSError as error:
+                stale = error.errno == errno.ESTALE and self.take_retry("sync_directory", error)
+                if not (stale or self.wait_for_descriptor("sync_directory", error)):
+                    raise
+
+    def attributes(self, file: str | int) -> dict[str, bytes]:
+        return self._again("attributes", self.files.attributes, file)
 
     def open(self, path: str) -> int:
-        return self._once_open("open", self.files.open, path)
+        return self._again("open", self.files.open, path)
+
+    def read(self, descriptor: int, buffers: Sequence[Any], offset: int) -> int:
+        return self._again("read", self.files.read, descriptor, buffers, offset)
+
+    def status(self, file: str | int) -> os.stat_result:
+        return self._again("status", self.files.status, file)
+
+    def exists(self, path: str) -> bool:
+        return self._again("exists", self.files.exists, path)
+
+    def names(self, directory: str) -> list[str]:
+        return self._again("names", self.files.names, directory)
 
 
 FILES = Files()

@@ -5,16 +5,42 @@ Must not be trusted for more than it says: a killed process leaves the file, but
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import socket
+import time
 from contextlib import suppress
 
+from syncer.checkpoint.trouble import PERMANENT, RETRY_PAUSE_S
 from syncer.errors import ConfigError
+
+ATTEMPTS = 3
+"""Of a lock that fails for what may be a moment: a stale handle, a server that comes back."""
+LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 def real_path(path: str) -> str:
     """Where a symbolic link leads in the end; any other path as it is."""
     return os.path.realpath(path) if os.path.islink(path) else path
+
+
+def _owner(found: bytes) -> str:
+    """Whoever wrote this into the file: its process id, and the host that counts it."""
+    lines = found.decode("ascii", "replace").split("\n")
+    pid, host = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
+    return f"process {pid or 'unknown'}" + (f" on {host}" if host else "")
+
+
+def _advice(number: int | None) -> str:
+    if number in LOCKLESS:
+        return (": its file system has no locks here; mount it with them (Lustre: -o flock; NFS: "
+                "without nolock; FUSE: the option of its driver), or name a file on another one")
+    if number == errno.ENAMETOOLONG:
+        return "; give it a shorter name"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "; make room there"
+    return "; name a file in a directory you may write to" if number in PERMANENT else ""
 
 
 class PathLock:
@@ -28,13 +54,17 @@ class PathLock:
         self.path = f"{real_path(os.fspath(path))}.lock"
         self.what = what
         self.descriptor = -1
+        attempts = ATTEMPTS
         while self.descriptor < 0:
             try:
                 self.descriptor = self._take(os.fspath(path))
             except OSError as error:
-                raise ConfigError(f"{what} {os.fspath(path)} cannot be locked with "
-                                  f"{self.path}: {error.strerror}; name a file in a directory you "
-                                  "may write to") from None
+                attempts -= 1
+                if attempts and error.errno not in PERMANENT:
+                    time.sleep(RETRY_PAUSE_S)
+                    continue
+                raise ConfigError(f"{what} {os.fspath(path)} cannot be locked with {self.path}: "
+                                  f"{error.strerror}{_advice(error.errno)}") from None
 
     def _take(self, shown: str) -> int:
         """A locked descriptor, or -1 when the file was removed by its last owner meanwhile."""
@@ -42,20 +72,20 @@ class PathLock:
                              0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._is_mine(descriptor):
+                os.close(descriptor)
+                return -1
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n{socket.gethostname()}\n".encode(), 0)
         except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            owner = _owner(os.pread(descriptor, 512, 0))
             os.close(descriptor)
             raise ConfigError(
-                f"{self.what} {shown} is in use by process {owner or 'unknown'}, which holds "
-                f"{self.path}; stop it or name another file") from None
+                f"{self.what} {shown} is in use by {owner}, which holds {self.path}; stop it or "
+                "name another file") from None
         except OSError:
             os.close(descriptor)
             raise
-        if not self._is_mine(descriptor):
-            os.close(descriptor)
-            return -1
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         return descriptor
 
     def _is_mine(self, descriptor: int) -> bool:

@@ -11,6 +11,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,14 +66,18 @@ class Checkpoint:
             raise
 
     def _open(self) -> int:
+        descriptor = -1
         try:
             descriptor = self.files.open(self.path)
+            if stat.S_ISREG(self.files.status(descriptor).st_mode):
+                return descriptor
+            why = "is no regular file"
         except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from None
-        if not stat.S_ISREG(self.files.status(descriptor).st_mode):
-            self.files.close(descriptor)
-            raise CheckpointError(f"{self.path} is no regular file")
-        return descriptor
+            why = f"cannot be read: {error.strerror}"
+        if descriptor >= 0:
+            with suppress(OSError):
+                self.files.close(descriptor)
+        raise CheckpointError(f"{self.path} {why}")
 
     def _parse(self) -> tuple[str, Parsed]:
         begin = bytearray(8)
@@ -83,8 +88,9 @@ class Checkpoint:
 
     def close(self) -> None:
         if self.descriptor >= 0:
-            self.files.close(self.descriptor)
-            self.descriptor = -1
+            descriptor, self.descriptor = self.descriptor, -1
+            with suppress(OSError):  # nothing was written
+                self.files.close(descriptor)
 
     def __enter__(self) -> Checkpoint:
         return self

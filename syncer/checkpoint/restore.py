@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from syncer.checkpoint.atomic import AtomicFile, clear_leftovers
+from syncer.checkpoint.atomic import AtomicFile, clear_leftovers, written_anew
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.history import ABANDONED, STEP, Aside, History, step_of
 from syncer.checkpoint.marker import marker_path, remove_marker
@@ -74,16 +74,19 @@ def restore(source: Checkpoint, path: str, files: Files = FILES,
             with suppress(OSError):  # it stays under its second name then
                 aside.insert(0, history.put_aside(old, now, group))
 
-    with AtomicFile(path, size_bytes=source.size, files=files, retire=retire) as file:
-        for at in range(0, source.size, CHUNK_BYTES):
-            piece = bytearray(min(CHUNK_BYTES, source.size - at))
-            _read(source, piece, at, files)
-            file.append(piece)
-            file.flush()
-            if progress is not None:
-                progress(file.size, source.size)
-        file.commit()
-    return Restored(source.size, aside, unmarked)
+    def copied(files: Files) -> int:
+        with AtomicFile(path, size_bytes=source.size, files=files, retire=retire) as file:
+            for at in range(0, source.size, CHUNK_BYTES):
+                piece = bytearray(min(CHUNK_BYTES, source.size - at))
+                _read(source, piece, at, files)
+                file.append(piece)
+                file.flush()
+                if progress is not None:
+                    progress(file.size, source.size)
+            file.commit()
+        return source.size
+
+    return Restored(written_anew(copied, files), aside, unmarked)
 
 
 def _read(source: Checkpoint, piece: bytearray, at: int, files: Files) -> None:

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from syncer.checkpoint.facts import Facts
 from syncer.errors import CheckpointMismatch
+from syncer.ranges import (
+    DN_ACTIVATION,
+    DN_PERIOD,
+    OUTER_OPTIMIZER,
+    STEP_LR,
+    STEP_MOMENTUM,
+)
+
+FLAGS = {
+    "lr": ("--outer-lr", STEP_LR), "momentum": ("--outer-momentum", STEP_MOMENTUM),
+    "dn_period": ("--dn-period", DN_PERIOD), "dn_activation": ("--dn-activation", DN_ACTIVATION),
+}
+"""Of each constant the flag that sets it, and what that takes."""
+SHOWN_MAX = 60
+NOBODYS = "no setting gives that: the file is of another program or version, or was changed"
 
 
 def check_resumable(facts: Facts, path: str, *, optimizer: Mapping[str, Any],
@@ -22,17 +38,18 @@ def check_resumable(facts: Facts, path: str, *, optimizer: Mapping[str, Any],
     """
     found = facts.optimizer or {"name": "nesterov"}
     if found["name"] != optimizer["name"] or tuple(state) != facts.state:
+        known = OUTER_OPTIMIZER.admits(found["name"])
+        other = known and found["name"] != optimizer["name"]
+        name = found["name"] if known else _shown(found["name"])
         raise CheckpointMismatch(
             f"{path}: outer optimizer: expected {optimizer['name']} ({_arrays(state)}), found "
-            f"{found['name']} ({_arrays(facts.state)}); resume with --outer-optimizer "
-            f"{found['name']}")
+            f"{name} ({_arrays(facts.state)}); "
+            f"{f'resume with --outer-optimizer {name}' if other else NOBODYS}")
     for name, value in found.items():
         if name != "name" and not _same(value, optimizer.get(name)):
-            flag = {"lr": "--outer-lr", "momentum": "--outer-momentum"}.get(
-                name, "--" + name.replace("_", "-"))
             raise CheckpointMismatch(
-                f"{path}: outer optimizer: expected {name} {optimizer.get(name)}, found {value}; "
-                f"resume with {flag} {value}")
+                f"{path}: outer optimizer: expected {_constant(name, optimizer)}, found "
+                f"{_shown(name, quoted=False)} {_shown(value)}; {_advice(name, value, optimizer)}")
     if facts.step > total_steps:
         raise CheckpointMismatch(
             f"{path}: global_step: expected at most --total-steps {total_steps}, found "
@@ -41,6 +58,29 @@ def check_resumable(facts: Facts, path: str, *, optimizer: Mapping[str, Any],
 
 def _arrays(state: Sequence[str]) -> str:
     return f"arrays {', '.join(state)}" if state else "no arrays"
+
+
+def _constant(name: str, optimizer: Mapping[str, Any]) -> str:
+    if name in optimizer:
+        return f"{name} {optimizer[name]}"
+    return f"no {_shown(name, quoted=False)}"
+
+
+def _shown(value: Any, quoted: bool = True) -> str:
+    """Something out of a file: a text in quotes, so that it is no number, and no screenful."""
+    if isinstance(value, int) and value.bit_length() > 4 * SHOWN_MAX:
+        return f"a number of {value.bit_length()} bits"
+    words = repr(value)[1:-1] if isinstance(value, str) and not quoted else repr(value)
+    return words if len(words) <= SHOWN_MAX else f"{words[:SHOWN_MAX]}…"
+
+
+def _advice(name: str, value: Any, optimizer: Mapping[str, Any]) -> str:
+    if name in optimizer and name in FLAGS:
+        flag, values = FLAGS[name]
+        with suppress(OverflowError):
+            if values.admits(value):
+                return f"resume with {flag} {value}"
+    return NOBODYS
 
 
 def _same(found: Any, expected: Any) -> bool:

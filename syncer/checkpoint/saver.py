@@ -12,28 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from syncer.checkpoint.atomic import WriteError, clear_leftovers
+from syncer.checkpoint.atomic import clear_leftovers, written_anew
 from syncer.checkpoint.facts import SAFETENSORS, Cut
-from syncer.checkpoint.files import FILES, RETRY_PAUSE_S, Files, Patient
+from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.history import Aside, History
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.marker import remove_marker, write_marker
+from syncer.checkpoint.trouble import RETRY_PAUSE_S
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import CheckpointError
-
-
-def written_anew(write: Callable[[Files], int], files: Patient) -> int:
-    """What `write` returns, begun again from nothing where a call failed that may not be repeated
-    alone (an fsync, a check of the space), as often as `files` has retries left."""
-    while True:
-        try:
-            return write(files)
-        except WriteError as error:
-            if error.number is None:
-                raise
-            problem = OSError(error.number, os.strerror(error.number))
-            if not files.take_retry(error.call, problem):
-                raise
 
 
 class Outcome(NamedTuple):

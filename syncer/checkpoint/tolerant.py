@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from syncer.checkpoint.files import LACKING, Behind, Files
+from syncer.checkpoint.files import Behind, Files
+from syncer.checkpoint.trouble import LACKING
 
 
 class Tolerant(Behind):

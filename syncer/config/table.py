@@ -37,6 +37,8 @@ from syncer.ranges import (
     HELOCO,
     OUTER_OPTIMIZER,
     ROBUST,
+    STEP_LR,
+    STEP_MOMENTUM,
     CheckpointFormat,
     DeltaCorrection,
     FoldKind,
@@ -54,7 +56,6 @@ from syncer.values import (
     PerLearner,
     Real,
     Secret,
-    Single,
     Switch,
     Whole,
 )
@@ -281,10 +282,10 @@ class Config:
     outer_optimizer: OuterOptimizer = setting(default="nesterov", row=Option(
         "merge", OUTER_OPTIMIZER, "outer optimizer", hashed="by name"))
     outer_lr: float = setting(default=OUTER.lr, row=Option(
-        "merge", Single(), "learning rate of the outer step", metavar="LR", usual=10.0,
+        "merge", STEP_LR, "learning rate of the outer step", metavar="LR", usual=10.0,
         hashed=At(14, f32)))
     outer_momentum: float = setting(default=OUTER.momentum, row=Option(
-        "merge", Single(below=1.0), "momentum of the outer step, 0 <= MU < 1; sgd has none",
+        "merge", STEP_MOMENTUM, "momentum of the outer step, 0 <= MU < 1; sgd has none",
         metavar="MU", needs=(MOMENTUM,), hashed=At(15, f32)))
     dn_period: int = setting(default=OUTER.dn_period, row=Option(
         "merge", DN_PERIOD, "delayed-nesterov: merges of a fragment between two momentum updates",

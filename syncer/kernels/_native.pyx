@@ -15,7 +15,7 @@ from cpython.buffer cimport (
 )
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.math cimport sqrt
-from libc.stdint cimport int64_t, uint8_t, uintptr_t
+from libc.stdint cimport SIZE_MAX, int64_t, uint8_t, uintptr_t
 
 from syncer.kernels._merge cimport sm_fold_add, sm_merge, sm_norms, sm_total
 
@@ -82,7 +82,10 @@ cdef int check_threads(object threads) except -1:
 
 
 cdef size_t wire_bytes(int dtype, size_t n) except? 1:
-    """Bytes of n elements on the wire; an encoding never takes a single one."""
+    """Bytes of n elements on the wire; an encoding never takes a single one. No memory holds so
+    many that the product could wrap around, and whoever names more is told."""
+    if n > SIZE_MAX // 8:
+        raise ValueError(f"{n} elements are more than any memory holds")
     if dtype == SK_DTYPE_F32:
         return n * 4
     if dtype == SK_DTYPE_BF16:
@@ -128,7 +131,7 @@ def sha256_pair(a, b):
     return out_a[:32], out_b[:32]
 
 
-def sha256_update_pair(Sha256 a, data_a, Sha256 b, data_b):
+def sha256_update_pair(Sha256 a not None, data_a, Sha256 b not None, data_b):
     """Adds bytes to two different streams by one thread, interleaved: nearly twice as fast as one
     after the other, while both streams are at a multiple of 64 bytes. The GIL is released."""
     cdef _Buffers held = _Buffers()

@@ -10,6 +10,7 @@ spares.
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
+from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 cimport cython
@@ -124,12 +125,16 @@ cdef class BufferPool:
     def adopt(self, source):
         """A frozen buffer over the memory of `source` (f32, C-contiguous), which it keeps alive.
 
-        Counted as live, never recycled. Raises ValueError for another dtype or shape.
+        Counted as live, never recycled. Raises ValueError for another dtype or shape, or an address
+        that is no multiple of 4.
         """
         cdef const float[::1] view = source
         cdef Buffer buffer = Buffer.__new__(Buffer)
         if view.shape[0] == 0:
             raise ValueError("a buffer holds at least one element, not 0")
+        if <uintptr_t>&view[0] % 4:
+            raise ValueError("an array starts at an address that is not a multiple of 4; pass an "
+                             "aligned copy")
         buffer.source = view
         buffer.data = <float*>&view[0]
         buffer.numel = buffer.capacity = view.shape[0]

@@ -7,7 +7,7 @@ job computes stands in csrc/syncer_merge.h.
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT
 from cpython.buffer cimport PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport sqrt
-from libc.stdint cimport SIZE_MAX, uint32_t
+from libc.stdint cimport SIZE_MAX, uint32_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset, strcmp
 
@@ -143,6 +143,9 @@ cdef class _Call:
             starts[self.held] = <const float*>view.buf
             self.held += 1
             floats = view.format != NULL and strcmp(view.format, b"f") == 0
+            if <uintptr_t>view.buf % 4:
+                raise ValueError("a gradient starts at an address that is not a multiple of 4; "
+                                 "pass an aligned copy")
             if not floats or view.len != self.plan.numel * 4:
                 raise ValueError(
                     f"a gradient must hold {self.plan.numel} float32 elements, contiguous; got "

@@ -10,15 +10,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 
-from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space
+from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space, written_anew
 from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
-from syncer.checkpoint.files import FILES, PERMANENT, RETRY_PAUSE_S, Files, Patient
+from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.reader import Loaded
-from syncer.checkpoint.saver import Outcome, Saver, written_anew
+from syncer.checkpoint.saver import Outcome, Saver
 from syncer.checkpoint.tolerant import Tolerant
+from syncer.checkpoint.trouble import PERMANENT, RETRY_PAUSE_S
 from syncer.config import Config
 from syncer.core import actions, events
 from syncer.core.actions import SaveKind
@@ -52,13 +53,14 @@ class Persistence:
         """Where files are written; None for a run that writes none."""
         self.saver: Saver | None = None
         path = config.checkpoint_path
+        patient = Patient(files, config.checkpoint_retries, told=self._tried_again)
         if config.resume:
-            path = resumable_path(config, files)
+            path = resumable_path(config, patient)
         if path is not None:
             self.lock = files.lock(path)
         try:
             if config.resume and path is not None:
-                self.facts, self.loaded = load_resumable(path, config, self.optimizer, files)
+                self.facts, self.loaded = load_resumable(path, config, self.optimizer, patient)
             if path is not None or config.final_state is not None:
                 self.lane = lane()
             if path is not None:
@@ -70,6 +72,10 @@ class Persistence:
         except BaseException:
             self.close()
             raise
+
+    def _tried_again(self, call: str, error: OSError) -> None:
+        self.log.warning("a call for the checkpoint was tried again",
+                         path=self.config.checkpoint_path, call=call, error=error.strerror)
 
     def begin(self) -> None:
         """The server listens: say where the run stands. Raises `WriteError` if a marker of an end

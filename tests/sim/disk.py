@@ -16,11 +16,12 @@ from typing import Any, NoReturn
 
 from syncer.checkpoint.atomic import ACCESS_LIST
 from syncer.checkpoint.facts import optimizer_facts
-from syncer.checkpoint.files import LACKING, Files
+from syncer.checkpoint.files import Files
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.marker import marker_path
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.resume import check_resumable
+from syncer.checkpoint.trouble import LACKING
 from syncer.config import Config
 from syncer.errors import ConfigError
 from syncer.merge.optimizers import OPTIMIZERS

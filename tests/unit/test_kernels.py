@@ -145,6 +145,13 @@ def test_an_unaligned_array_is_refused() -> None:
         testing.norm(unaligned)
 
 
+def test_a_pair_of_streams_needs_two() -> None:
+    stream = kernels.Sha256()
+    for pair in ((None, stream), (stream, None), (b"", stream)):
+        with pytest.raises(TypeError, match=r"incorrect type|must not be None"):
+            kernels.sha256_update_pair(pair[0], b"a", pair[1], b"b")
+
+
 def test_element_wise_definitions() -> None:
     out = f32(1, -0.0)
     testing.accumulate(out, f32(2, 0), 0.1)

@@ -11,6 +11,7 @@ import pytest
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import OPTIMIZERS, FragmentStore, HelocoConstants
+from syncer.merge.buffers import BufferPool
 from syncer.ranges import OUTER_OPTIMIZER
 from tests.golden import merge_reference as reference
 
@@ -192,6 +193,18 @@ def test_a_bad_gradient_is_refused_before_anything_is_written():
     with pytest.raises(ValueError, match="at least one gradient"):
         store.prepare(0, 1, [])
     assert store.live_buffers == live
+
+
+def test_memory_that_is_no_place_for_floats_is_refused():
+    """Vector loads from such an address are undefined, and a fault on some machines."""
+    raw = np.zeros(4 * 6 + 4, np.uint8)
+    odd = raw[1 if raw.ctypes.data % 4 == 0 else 0:][:24].view(np.float32)
+    assert odd.ctypes.data % 4
+    store = store_of(numels=(4, 2))
+    with pytest.raises(ValueError, match="multiple of 4"):
+        store.prepare(0, 1, [(0, 7, 1.0, odd)])
+    with pytest.raises(ValueError, match="multiple of 4"):
+        BufferPool().adopt(odd)
 
 
 def test_publishing_needs_the_version_the_merge_started_from():
