@@ -114,6 +114,10 @@ MEANINGS = {
         "learners get the final cut all the same; then the run ends with status 1",
     "final acknowledgement ignored: too early": "a learner said it had what was never sent",
     "final acknowledgement ignored: not of this final cut": "of another step or connection",
+    "the final cut waits for learners that contributed before":
+        "the run was resumed after its last step, and they may be about to dial again",
+    "the run ends without learners that did not come back":
+        "they were waited for as long as `--final-ack-timeout-s` says; the run is complete",
     "learner finalized": "this learner has the final parameters",
     "all learners acknowledged final cut": "everybody who was awaited has them",
     "event tape record lost": "the disk refused it; the run goes on",

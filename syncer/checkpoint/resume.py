@@ -23,7 +23,7 @@ FLAGS = {
     "dn_period": ("--dn-period", DN_PERIOD), "dn_activation": ("--dn-activation", DN_ACTIVATION),
 }
 """Of each constant the flag that sets it, and what that takes."""
-SHOWN_MAX = 60
+VALUE_SHOWN_MAX = 60
 NOBODYS = "no setting gives that: the file is of another program or version, or was changed"
 
 
@@ -68,10 +68,10 @@ def _constant(name: str, optimizer: Mapping[str, Any]) -> str:
 
 def _shown(value: Any, quoted: bool = True) -> str:
     """Something out of a file: a text in quotes, so that it is no number, and no screenful."""
-    if isinstance(value, int) and value.bit_length() > 4 * SHOWN_MAX:
+    if isinstance(value, int) and value.bit_length() > 4 * VALUE_SHOWN_MAX:
         return f"a number of {value.bit_length()} bits"
     words = repr(value)[1:-1] if isinstance(value, str) and not quoted else repr(value)
-    return words if len(words) <= SHOWN_MAX else f"{words[:SHOWN_MAX]}…"
+    return words if len(words) <= VALUE_SHOWN_MAX else f"{words[:VALUE_SHOWN_MAX]}…"
 
 
 def _advice(name: str, value: Any, optimizer: Mapping[str, Any]) -> str:

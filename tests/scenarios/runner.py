@@ -4,7 +4,8 @@ A file is a conversation: settings, then inputs, each followed by the actions it
 
     config learners=2 quorum=2           settings of the run (tests.toy_driver.toy_config)
     fragments 2                          how many; each is one number
-    resume 5                             start from a checkpoint of this step
+    resume 5 of 0 2                      start from a checkpoint of this step, to which these
+                                         learners have contributed (resume 5: nobody)
     merges by hand                       a merge waits for `merged`; otherwise it ends at once
     at 0 hello 0.1                       at 0 ms, learner 0 connects as generation 1
     at 0 init 0.1 p0 10                  version 0 of fragment 0 is 10
@@ -61,7 +62,9 @@ class Scenario:
             if line.startswith(SETTINGS):
                 self.setting(line)
         if self.resumed is not None:
-            self.resumed = ev.Resumed(self.resumed, self.fragments, bytes(32), {})
+            step, ids = self.resumed
+            ledger = {learner: [1, 1, 1] for learner in ids}
+            self.resumed = ev.Resumed(step, self.fragments, bytes(32), ledger)
         self.driver = ToyDriver(toy_config(**self.settings), self.fragments, self.resumed)
         self.now_ms = 0.0
         self.written: list[str] = []
@@ -75,7 +78,8 @@ class Scenario:
         elif word == "fragments":
             self.fragments = int(rest)
         elif word == "resume":
-            self.resumed = int(rest)
+            step, _, ids = rest.partition(" of ")
+            self.resumed = int(step), [int(learner) for learner in ids.split()]
         else:
             assert rest == "by hand", line
             self.by_hand = True

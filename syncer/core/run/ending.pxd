@@ -6,9 +6,13 @@ from syncer.core.run.finishing cimport FinalCut
 cdef class Ending(Committing):
     cdef readonly FinalCut final_cut
     cdef readonly BudgetGate budget
+    cdef readonly bint resumed_at_end        # there was no step left to do
+    cdef readonly frozenset hoped            # waited for, and not missed: they contributed once
 
     cdef int finish(self) except -1
     cdef int send_final_cut(self) except -1
+    cdef int hope_for(self, learners) except -1
+    cdef int complete(self) except -1
     cdef int acknowledged(self, object event) except -1
     cdef int final_cut_overdue(self) except -1
     cdef int budget_done(self, object event) except -1

@@ -6,11 +6,15 @@ acknowledged is kept in `finishing`, who has reported in `budget`.
 rule 12.1. When every step is committed the final checkpoint is written, then the final state, and
     only then is the final cut sent: a learner that has acknowledged may forget what it knows.
 rule 12.2. In a dynamic roster those who are current then must acknowledge, and there must be one;
-    in a fixed roster everybody, and the run waits for who is away.
+    in a fixed roster everybody, and the run waits for who is away. A run that is resumed after its
+    last step begins with the first learner that comes, and the others dial again within seconds of
+    each other: it waits for all that have contributed, or one of them would have the model.
 rule 12.4. An expected learner that comes again before it has acknowledged gets the cut again.
 rule 12.5. When all have acknowledged, those still connected are shut down, and the run ends with
 status 0.
 rule 12.6. When --final-ack-timeout-s is over first, it ends with status 1 and names who is missing.
+    Who was only waited for because it has contributed once, and never came, may have left for good,
+    or have got its cut before: that is a warning.
 
 rule 11.1. The first BUDGET_DONE closes a gate: open rounds are dropped whole, and nothing is
     launched, merged or committed any more. A benchmark compares runs by what was merged when the
@@ -49,6 +53,11 @@ cdef object BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF, SHUTDOWN = act.SaveKind.
 cdef class Ending(Committing):
     """The ways to the end, on top of commits and saves."""
 
+    def __init__(self, config, resumed=None):
+        Committing.__init__(self, config, resumed)
+        self.resumed_at_end = resumed is not None and resumed.step >= config.total_steps
+        self.hoped = frozenset()
+
     # ---- every step is committed ---------------------------------------------------------------
 
     # rule 12.1
@@ -65,10 +74,14 @@ cdef class Ending(Committing):
         """Send the cut to every current member that must still acknowledge and has not got it."""
         cdef Member member
         if self.final_cut is None:
-            expected = (range(self.policy.learners) if self.policy.fixed_roster
-                        else [key[0] for key in self.members.current_keys()])
+            expected = (set(range(self.policy.learners)) if self.policy.fixed_roster
+                        else {key[0] for key in self.members.current_keys()})
             if not expected:
                 return self.end(FAILED, "no learner is connected to receive the final cut")
+            if self.resumed_at_end:
+                self.hope_for({learner for learner in self.ledger
+                               if learner < self.policy.learners} - expected)
+            expected |= self.hoped
             self.phase = Phase.FINISHING
             self.final_cut = FinalCut(self.global_step,
                                       self.now_ns + self.policy.final_ack_timeout_ns, expected)
@@ -78,6 +91,13 @@ cdef class Ending(Committing):
                 self.emit(act.SendFinal(member.learner, member.generation, self.global_step))
                 self.final_cut.eligible.add(member.key)
         return 0
+
+    cdef int hope_for(self, learners) except -1:
+        """They may be about to dial again, or have ended long ago."""
+        self.hoped = frozenset(learners)
+        return self.warn("the final cut waits for learners that contributed before", {
+            "learners": sorted(self.hoped),
+            "seconds": self.policy.final_ack_timeout_ns / 1e9}) if self.hoped else 0
 
     # rule 12.5
     cdef int acknowledged(self, object event) except -1:
@@ -93,6 +113,10 @@ cdef class Ending(Committing):
             return 0
         self.log("INFO", "all learners acknowledged final cut",
                  {"learners": len(self.final_cut.acknowledged)})
+        return self.complete()
+
+    cdef int complete(self) except -1:
+        """Everybody who was awaited has the final cut."""
         there = [key for key in sorted(self.final_cut.acknowledged.values())
                  if key in self.members.members]
         if there:
@@ -105,6 +129,11 @@ cdef class Ending(Committing):
     cdef int final_cut_overdue(self) except -1:
         if self.now_ns < self.final_cut.deadline_ns:
             return 0
+        missing = frozenset(self.final_cut.missing())
+        if missing <= self.hoped - {key[0] for key in self.final_cut.eligible}:
+            self.warn("the run ends without learners that did not come back",
+                      {"learners": sorted(missing)})
+            return self.complete()
         return self.end(FAILED, "final cut not acknowledged in time; missing learners "
                         f"{self.final_cut.missing()}")
 

@@ -360,6 +360,9 @@ cdef class Scheduler(Ending):
         if self.start_deadline_ns < 0:
             self.start_deadline_ns = self.now_ns + self.policy.start_timeout_ns
         elif self.now_ns >= self.start_deadline_ns:
+            if self.members.current_count >= self.policy.start_learners:
+                return self.end(NEVER_STARTED, "no initial values of learner 0 came before "
+                                "--start-timeout-s, and there is no checkpoint that has them")
             return self.end(NEVER_STARTED, f"{self.members.current_count} of "
                             f"{self.policy.start_learners} learners came before --start-timeout-s")
         return 0
