@@ -54,6 +54,7 @@ MEANINGS = {
         "out of descriptors or memory; those who are in go on",
     "the system failed a connection":
         "a system call for it was refused, `error` says why; it ends and nobody else",
+    "memory of this run at most": "in MiB, the sum and its parts (server.md), beside the process",
     "learner connected":
         "a HELLO was accepted; the run's step, and what was merged of this learner before",
     "data sockets that a HELLO declared have not come":

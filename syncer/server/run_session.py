@@ -25,6 +25,7 @@ from syncer.server.group import Group
 from syncer.server.ingest import Ingest, Intake
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
+from syncer.server.memory import in_mib, memory_parts
 from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
@@ -85,6 +86,8 @@ class RunSession:
         fragment_bytes = 4 * hello.layout.largest
         self.pool.spare_bytes_max = fragment_bytes * (config.learners * depth + 1)
         self.outgoing.pool.spare_bytes_max = fragment_bytes
+        parts.log.info("memory of this run at most",
+                       **in_mib(memory_parts(config, hello.layout, hello.dtype)))
 
     def owners(self) -> Owners:
         """Who carries out the actions that need a session."""

@@ -213,6 +213,16 @@ class Usage(NamedTuple):
     peak_rss_bytes: int
 
 
+def peak_rss_kib() -> int:
+    """Most memory that this program has had. `ru_maxrss` is that of whoever started it, if more:
+    it goes through fork and exec."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 class Signals:
     """The process's SIGTERM and SIGINT while a server runs in the main thread.
 
@@ -343,4 +353,4 @@ class System:
 
     def usage(self) -> Usage:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return Usage(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        return Usage(used.ru_utime + used.ru_stime, peak_rss_kib() * 1024)
