@@ -190,8 +190,6 @@ class Door:
         if self._is_short(payload):
             self._claim(stranger, read())
             return
-        stranger.channel.pause()
-        stranger.timer.cancel()  # the rest of its time is this server's
         self._aside(stranger, read, lambda claim: self._claim(stranger, claim))
 
     # rule 14.7
@@ -222,6 +220,8 @@ class Door:
                     raise  # it is a member, or to be one
                 stranger.no_memory()
 
+        stranger.channel.pause()  # what follows its HELLO is for whoever takes it in
+        stranger.timer.cancel()  # the rest of its time is this server's
         self.reading.submit(Job(run, done), next_one=next_one)
 
     def _claim(self, stranger: Stranger, claim: Claim) -> None:

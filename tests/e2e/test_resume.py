@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 
+import numpy as np
 import pytest
 
 from syncer.checkpoint.facts import Cut
@@ -18,7 +19,7 @@ from syncer.errors import ConfigError
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.protocol import Msg
 from syncer.server.service import Server
-from syncer.wire import messages
+from syncer.wire import encode, messages
 from tests.checkpoint.cuts import names_in, version_of
 from tests.e2e.checkpointed import (
     STEPS,
@@ -31,6 +32,7 @@ from tests.e2e.scripted import (
     MIXED,
     ScriptedLearner,
     ServerProcess,
+    layout_of,
 )
 from tests.e2e.tape import records as tape_records
 
@@ -264,6 +266,28 @@ def test_what_no_run_would_take_does_not_end_a_strict_one(tmp_path, undisturbed,
             assert other.error().startswith(text)
         with ScriptedLearner(server.port, 0) as learner:
             answer(learner, learner.pull(5))
+            learner.finish()
+            learner.close()
+        assert server.wait() == 0
+
+
+def test_a_large_layout_is_resumed_by_a_learner_that_does_not_wait(tmp_path):
+    """Its HELLO is as long as it takes a worker to make the layout of; a heartbeat is behind it."""
+    path, layout = tmp_path / "c", layout_of((1,) * 9000)
+    values = np.ones(9000, np.float32)
+    with ServerProcess(tmp_path, *flags(path, 1), steps=1) as server:
+        with ScriptedLearner(server.port, 0, layout) as learner:
+            learner.send_init([values])
+            learner.push(learner.pull(), values)
+            learner.finish()
+            learner.close()
+        assert server.wait() == 0
+    with ServerProcess(tmp_path, *flags(path, 1, "--resume"), steps=2) as server:
+        with ScriptedLearner(server.port, 0, layout, connect=False) as learner:
+            learner.control = learner.open_socket()
+            learner.send(encode.encode_hello(learner.hello)
+                         + encode.encode_heartbeat(messages.Heartbeat(0, 1)) * 3)
+            learner.push(learner.pull(2), values)
             learner.finish()
             learner.close()
         assert server.wait() == 0
