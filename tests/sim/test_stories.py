@@ -257,7 +257,8 @@ def test_a_learner_cannot_fill_the_log():
 def test_a_stream_that_never_comes_is_named_and_what_waits_for_it_ends():
     """The first connection of each learner lacks one; they dial again, and the run goes on."""
     fleet = Fleet(8, config=toy_config(learners=2, quorum=2, total_steps=5), faults=[],
-                  settings={"streams": 3, "misconfigured": 0, "chunk_bytes": 17, "tight": False})
+                  settings={"streams": 3, "misconfigured": 0, "chunk_bytes": 17, "tight": False,
+                            "impatience": 0})
     fleet.large = False
     begin, without = Link.begin, []
 
