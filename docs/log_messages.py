@@ -97,6 +97,11 @@ MEANINGS = {
     "quorum timeout: missing learners of the fixed roster pulled again":
         "a fixed roster waits for everybody: only the missing are asked",
     "{what} to a closed connection": "the learner left before this could be sent",
+    "catch-up waits for its turn":
+        "a learner has joined; those in front, `behind` whom it waits, are sent the model first",
+    "catch-up begins after its wait": "now it is sent the model",
+    "catch-up makes no progress: its turn goes to the next":
+        "its link carries nothing at the moment; it goes on when the others are through",
     "checkpoint written": "a cut is on the disk",
     "checkpoint committed": "the cut of this step is on the disk, so the step may be seen",
     "checkpoint not written": "it is not; what follows depends on its kind",

@@ -53,6 +53,9 @@ ROWS = (
         "syncer/server/promised.py:INCOMPLETE_NS", "an ERROR that names them"),
     Row(SERVER, "a socket that takes no byte", "--write-timeout-s",
         "its learner is disconnected; the kernel is faster where TCP_USER_TIMEOUT is"),
+    Row(SERVER, "a catch-up of which the peer acknowledges nothing",
+        "syncer/server/catchups.py:STALLED_NS",
+        "its turn goes to the next (rule 15.3); after `--write-timeout-s` the connection ends"),
     Row(SERVER, "the reader of an ERROR or SHUTDOWN", "syncer/server/farewell.pyx:FAREWELL_NS",
         "closed without waiting for its end"),
     Row(SERVER, "accepting, when no descriptor or memory is left",
@@ -87,6 +90,10 @@ ROWS = (
         "status 1, naming the missing learners"),
     Row(SERVER, "last frames, log and tape at the end", "syncer/server/service.py:FLUSH_NS",
         "the process ends without them"),
+    Row(SERVER, "a log that takes nothing, at the end", "syncer/server/log.py:LOG_STUCK_S",
+        "its last lines are lost"),
+    Row(SERVER, "a tape that takes nothing, at the end", "syncer/server/tape.py:TAPE_STUCK_S",
+        "its last records are lost, and counted"),
     Row(SERVER, "a failed write of a checkpoint",
         "syncer/checkpoint/trouble.py:RETRY_PAUSE_S", "tried again, `--checkpoint-retries` times"),
     Row(SERVER, "no descriptor for a file of a checkpoint",
@@ -124,6 +131,12 @@ ROWS = (
 )
 
 OTHER = {
+    "syncer/server/catchups.py:TICK_NS": "how often catch-ups are looked at",
+    "syncer/server/catchups.py:IDLE_TICK_NS": "the same, while nothing moves",
+    "syncer/server/catchups.py:SHIELD_NS": "of a long time of broadcasts, what is theirs alone",
+    "syncer/server/catchups.py:SLICE_NS": "and what catch-ups have of it",
+    "syncer/server/catchups.py:PAUSE_NS": "longest pause of catch-ups to measure a broadcast",
+    "syncer/server/catchups.py:NEXT_NS": "and for the next one, while the way is not free",
     "syncer/server/farewell.pyx:FAREWELL_S": "FAREWELL_NS for Python",
     "syncer/server/restraint.py:REFILL_NS": "how soon one more line of a message may be written",
     "syncer/server/restraint.py:SECOND_NS": "how often lines that were held back are told",

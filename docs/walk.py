@@ -56,6 +56,7 @@ MERGED = (
 OUT = (
     Stop("syncer/core/run/committing.pyx", "publish", "in step order, durable first if asked"),
     Stop("syncer/server/outgoing.py", "broadcast", "one version, every current member"),
+    Stop("syncer/server/catchups.py", "broadcast", "who joins waits until it is there"),
     Stop("syncer/server/wire_version.py", "WireVersion", "its bytes, made once for all"),
     Stop("syncer/server/outbox.pyx", "next_piece", "newest only, pulls behind their broadcast"),
     Stop("syncer/wire/encode.py", "chunk_message", "frames around the pieces"),

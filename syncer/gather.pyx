@@ -20,3 +20,17 @@ cpdef object advance(list buffers, Py_ssize_t count):
     del buffers[:index]
     if count:
         buffers[0] = memoryview(buffers[0])[count:]
+
+
+cpdef list first_bytes(list buffers, Py_ssize_t count):
+    """A gather list of the first `count` bytes, or of all if there are no more."""
+    cdef list found = []
+    cdef Py_ssize_t size
+    for buffer in buffers:
+        size = len(buffer)
+        if count <= size:
+            found.append(memoryview(buffer)[:count])
+            break
+        found.append(buffer)
+        count -= size
+    return found

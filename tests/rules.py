@@ -26,6 +26,7 @@ HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
                   r" *(?:cdef|cpdef|def)\b[^\n(]*?(\w+)\(", re.MULTILINE)
 DOOR, CONNECTIONS = "e2e/test_server_door.py", "e2e/test_server_connections.py"
 HELLO = "unit/test_wire_hello.py"
+TURNS = "sim/test_catchups.py"
 CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
 ELSEWHERE = {
     "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
@@ -35,6 +36,12 @@ ELSEWHERE = {
     "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
     "3.5": [f"{RESUME}::test_late_joiners_after_a_resume"],
     "3.3": ["unit/test_server_outbox.py::test_a_catch_up_ends_also_when_the_queue_never_does"],
+    "15.1": [f"{TURNS}::test_a_limit_is_a_limit_and_whoever_waits_is_told_behind_whom",
+             f"{TURNS}::test_a_waiting_member_is_sent_nothing_and_then_the_versions_of_that_moment",
+             f"{TURNS}::test_the_end_of_the_run_waits_for_no_turn"],
+    "15.2": [f"{TURNS}::test_32_joiners_do_not_choke_those_who_train",
+             f"{TURNS}::test_many_slow_links_are_served_side_by_side"],
+    "15.3": [f"{TURNS}::test_a_dead_link_in_front_gives_its_turn_away"],
     "4.4": ["unit/test_core_formulas.py::test_launch_interval"],
     "6.8": ["unit/test_core_formulas.py::test_grace_examples"],
     "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],

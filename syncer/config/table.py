@@ -179,6 +179,11 @@ class Config:
         "end a connection whose queued data makes no progress for so many seconds; Linux does it "
         "after 60 (TCP_USER_TIMEOUT) if that is less", metavar="S"))
 
+    max_concurrent_catchups: int | None = setting(default=None, row=Option(
+        "network", Whole(1, U32), "learners that are sent the model at once after they have "
+        "joined a run under way; others wait for their turn", metavar="N",
+        unset="as many as slow no broadcast of a round down to more than 1.5 times"))
+
     # -------------------------------------------------------------------------------------- rounds
     quorum: int = setting(default=1, row=Option(
         "rounds", Whole(1, U32), "pushes that make a round mergeable", metavar="K",

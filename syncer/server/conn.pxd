@@ -20,15 +20,19 @@ cdef class Channel(Handler):
     cdef readonly unsigned long long received
     cdef public Owner owner
     cdef public object reader
+    cdef readonly unsigned long long sent
+    cdef Py_ssize_t allowance   # bytes of bulk messages that may go now; < 0: any number
     cdef list out               # buffers of whole frames; the first may be partly sent
     cdef Bulk bulk              # the message whose piece is in `out`
     cdef bint mid_frame         # some bytes of `out[0]`'s frame are with the kernel
-    cdef bint blocked, again
+    cdef readonly bint blocked
+    cdef bint again
     cdef int mask
     cdef long long progress_ns, write_timeout_ns
     cdef Timer stall, failure
 
     cpdef object send(self, list buffers, Bulk bulk=*)
+    cpdef object grant(self, Py_ssize_t count)
     cpdef object pause(self)
     cpdef object resume(self)
     cpdef object close(self)
@@ -37,6 +41,7 @@ cdef class Channel(Handler):
     cdef object _flush(self)
     cdef object _advance(self, Py_ssize_t sent)
     cdef object _block(self)
+    cdef object _unblock(self)
     cdef object _interest(self)
     cdef object _fail(self, error)
     cdef object _fail_later(self, error)

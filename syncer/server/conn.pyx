@@ -8,7 +8,7 @@ import errno
 import os
 import socket
 
-from syncer.gather cimport advance
+from syncer.gather cimport advance, first_bytes
 
 from syncer.errors import RemoteProtocolError
 from syncer.server.loop import READ as _READ, WRITE as _WRITE
@@ -68,6 +68,7 @@ cdef class Channel(Handler):
         self.reader = reader
         self.write_timeout_ns = write_timeout_ns
         self.out = []
+        self.allowance = -1
         self._interest()
 
     def fileno(self):
@@ -143,13 +144,22 @@ cdef class Channel(Handler):
 
     # -------------------------------------------------------------------------------- writing
     cdef bint idle(self):
-        return not self.out and not self.again and not self.closed
+        return not self.out and not self.again and not self.closed and self.allowance != 0
 
     cpdef object send(self, list buffers, Bulk bulk=None):
         """Write buffers (whole frames) behind what is not sent yet; then `owner.on_sent`."""
         self.out.extend(buffers)
         self.bulk = bulk
         if not self.blocked:
+            self._flush()
+
+    cpdef object grant(self, Py_ssize_t count):
+        """So many bytes of bulk messages may go from now on, and no more; < 0: any number.
+
+        What has no leave stays in `out`, without a claim on the selector: that is no stall.
+        """
+        self.allowance = count
+        if self.out and not self.blocked and not self.closed:
             self._flush()
 
     def send_later(self):
@@ -160,9 +170,14 @@ cdef class Channel(Handler):
     cdef object _flush(self):
         cdef Py_ssize_t sent
         cdef Bulk bulk
+        cdef bint limited = self.allowance >= 0 and self.bulk is not None
         while self.out:
+            if limited and self.allowance == 0:
+                self._unblock()
+                return
             try:
-                sent = self.sock.sendmsg(self.out)
+                sent = self.sock.sendmsg(
+                    first_bytes(self.out, self.allowance) if limited else self.out)
             except (BlockingIOError, InterruptedError):
                 self._block()
                 return
@@ -170,11 +185,12 @@ cdef class Channel(Handler):
                 self._fail(error)
                 return
             self.loop.bytes_sent += sent
+            self.sent += sent
+            if limited:
+                self.allowance -= sent
             self.progress_ns = self.loop.now_ns() if self.blocked else 0
             self._advance(sent)
-        if self.blocked:
-            self.blocked = False
-            self._interest()
+        self._unblock()
         bulk, self.bulk = self.bulk, None
         self.owner.on_sent(self, bulk)
 
@@ -182,6 +198,11 @@ cdef class Channel(Handler):
         """Drop what was sent from the front of `out`."""
         advance(self.out, sent)
         self.mid_frame = bool(self.out)
+
+    cdef object _unblock(self):
+        if self.blocked:
+            self.blocked = False
+            self._interest()
 
     cdef object _block(self):
         if self.blocked:

@@ -23,10 +23,13 @@ cdef class Group(Owner):
     cdef public object work     # what `reports` keeps per group
     cdef list streams
     cdef object __weakref__
-    cdef Py_ssize_t turn
+    cdef Py_ssize_t turn, grants
     cdef bint pumping
+    cdef readonly bint throttled
 
     cpdef object pump(self)
+    cpdef object grant(self, Py_ssize_t count)
+    cpdef Py_ssize_t in_flight(self)
     cpdef object end(self, str reason, str refusal=*)
     cdef Channel _idle_stream(self)
     cdef object _report(self)

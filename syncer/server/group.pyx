@@ -11,6 +11,9 @@ from syncer.wire.limits import Limits
 # One turn of a group sends at most this much, so that a fast peer cannot starve others.
 cdef Py_ssize_t WRITE_TURN_BYTES = 8 * 1024 * 1024
 
+# A grant is shared out over the streams in parts of no less, but for what is left.
+cdef Py_ssize_t LEAST_GRANT_BYTES = 16 * 1024
+
 
 cdef class Reports:
     """Who hears of a group. All are called in the loop's thread."""
@@ -65,6 +68,8 @@ cdef class Group(Owner):
         self.data[index] = channel
         self.streams = [self.data[i] for i in sorted(self.data)]
         channel.owner = self
+        if self.throttled:
+            channel.grant(0)
         if self.control.paused:
             channel.pause()
         self.pump()
@@ -138,6 +143,37 @@ cdef class Group(Owner):
             self.pumping = False
         self._report()
 
+    cpdef object grant(self, Py_ssize_t count):
+        """So many bytes of tensors may go on all streams from now on; < 0: as many as fit.
+
+        What a socket has begun goes first, also on the control socket, which has no more pieces
+        once data sockets are there. One that joins later has no leave before the next grant.
+        """
+        cdef Py_ssize_t share, part, mine
+        cdef Channel stream
+        if self.ended:
+            return
+        self.throttled = count >= 0
+        self.grants += 1
+        mine = self.grants
+        share = max(count // len(self.streams), min(count, LEAST_GRANT_BYTES))
+        begun = [stream for stream in self.channels if stream.unsent]
+        for stream in begun + [stream for stream in self.streams if stream not in begun]:
+            part = min(share, count)
+            count -= max(part, 0)
+            stream.grant(part)
+            if self.ended or self.grants != mine:  # what was sent has led to another grant
+                return
+        self.pump()
+
+    cpdef Py_ssize_t in_flight(self):
+        """Bytes that were given to the kernel and that the peer has not acknowledged."""
+        cdef Py_ssize_t count = 0
+        for channel in self.channels:
+            if not channel.closed:
+                count += self.loop.unacknowledged(channel.sock)
+        return count
+
     cdef Channel _idle_stream(self):
         cdef Py_ssize_t count = len(self.streams), i
         cdef Channel stream
@@ -153,6 +189,16 @@ cdef class Group(Owner):
             delivered = self.outbox.caught_up()
             if delivered is not None:
                 self.reports.caught_up(self, delivered)
+
+    @property
+    def blocked(self):
+        """Whether a kernel buffer was full when it was last tried."""
+        return any([channel.blocked for channel in self.channels])
+
+    @property
+    def sent(self):
+        """Bytes that were given to the kernel, since the beginning."""
+        return sum([channel.sent for channel in self.channels])
 
     @property
     def flushed(self):

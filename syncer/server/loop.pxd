@@ -31,6 +31,7 @@ cdef class Loop:
     cpdef object modify(self, object sock, int events, Handler handler)
     cpdef object unregister(self, object sock)
     cpdef object wake(self)
+    cpdef long unacknowledged(self, object sock)
 
     # The same in every world.
     cpdef Timer call_at(self, long long when_ns, object callback)

@@ -41,8 +41,9 @@ cdef class Loop:
 
     All state of the server belongs to the thread that calls `turn`. `scratch` is memory for bytes
     that are read only to be thrown away. A world brings a clock (`now_ns`), what is ready
-    (`register`, `modify`, `unregister` by socket) and a way to end its wait from another thread
-    (`wake`); it waits until something is ready, or until `due_ns`, and then makes a `turn`.
+    (`register`, `modify`, `unregister` by socket), what is on its way (`unacknowledged`) and a way
+    to end its wait from another thread (`wake`); it waits until something is ready, or until
+    `due_ns`, and then makes a `turn`.
     `refused(peer, text)` hears of every connection that the system, not its peer, has ended.
     """
 
@@ -66,6 +67,10 @@ cdef class Loop:
 
     cpdef object wake(self):
         """From any thread or signal handler: end the current wait."""
+        raise NotImplementedError
+
+    cpdef long unacknowledged(self, object sock):
+        """Bytes given to this socket that its peer has not acknowledged."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------------------------- in turn

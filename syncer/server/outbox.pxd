@@ -17,6 +17,7 @@ cdef class Outbox:
     cdef dict newest            # fragment -> newest version taken in
     cdef dict sent              # fragment -> newest version handed to the kernel
     cdef dict owed              # fragment -> version that the catch-up has still to send, or newer
+    cdef set backlog            # fragments still queued or under way from before the tail
     cdef dict pulls             # fragment -> PULL_REQ that may go
     cdef list small             # other small frames that may go
     cdef bytes manifest
@@ -26,6 +27,7 @@ cdef class Outbox:
     cdef bint finalizing
 
     cdef Bulk _start(self)
+    cdef object _bring_forward(self)
 
     cpdef bint broadcast(self, object image)
     cpdef object pull(self, Py_ssize_t fragment, bytes frame)
@@ -34,3 +36,4 @@ cdef class Outbox:
     cpdef object piece_sent(self, Bulk bulk)
     cpdef tuple caught_up(self)
     cpdef bint has_pieces(self)
+    cpdef bint awaited(self)

@@ -5,6 +5,7 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
 - At most one unsent version per fragment: a newer one takes the place of a queued one, and a
   message that has begun is finished before a newer version of its fragment begins. So a reader in
   the middle of a fragment pins that version and no other.
+- A broadcast that a pull waits for goes before those that nobody waits for.
 - A version is taken in once: nothing is sent twice on a connection, not even by a second catch-up.
 - A catch-up ends when each fragment went out once, as new as it was when the catch-up began. What
   was taken in since is broadcast like any other, also to a reader that is slower than the
@@ -31,7 +32,10 @@ cdef class Bulk:
 
 
 cdef class Outbox:
-    """Queue of one connection group over `fragments` fragments."""
+    """Queue of one connection group over `fragments` fragments.
+
+    Large: what comes in, what goes out and what is still owed are three views of one order.
+    """
 
     def __init__(self, fragments):
         self.fragments = fragments
@@ -40,6 +44,7 @@ cdef class Outbox:
         self.newest = {}
         self.sent = {}
         self.owed = {}
+        self.backlog = set()
         self.pulls = {}
         self.small = []
 
@@ -77,6 +82,17 @@ cdef class Outbox:
             self.pulls[fragment] = frame
         else:
             gate.pull = frame
+            self._bring_forward()
+
+    cdef object _bring_forward(self):
+        """Messages with a pull behind them first, each kind in its order."""
+        cdef Bulk bulk
+        cdef dict plain = {}, order = {}
+        for key, bulk in self.queued.items():
+            (plain if bulk.pull is None else order)[key] = bulk
+        if plain:
+            order.update(plain)
+            self.queued = order
 
     def catch_up(self, images):
         """Queue these images; `caught_up` answers once each of them, or a newer one, was sent."""
@@ -95,6 +111,7 @@ cdef class Outbox:
         self.finalizing = True
         self.catching_up = False
         self.owed.clear()
+        self.backlog.clear()
         self.queued.clear()
         self.pulls.clear()
         for bulk in self.under_way:
@@ -162,6 +179,7 @@ cdef class Outbox:
             self.sent[fragment] = bulk.image.version
             if self.owed.get(fragment, bulk.image.version + 1) <= bulk.image.version:
                 del self.owed[fragment]
+            self.backlog.discard(fragment)
         if bulk.pull is not None:
             self.pulls[fragment] = bulk.pull
         bulk.image = bulk.pieces = None
@@ -172,9 +190,12 @@ cdef class Outbox:
         Those are the newest taken in: sent, or queued before any pull of the fragment. Otherwise
         None.
         """
+        cdef Bulk bulk
         if not self.catching_up or self.owed:
             return None
         self.catching_up = False
+        for bulk in (*self.under_way, *self.queued.values()):
+            self.backlog.add(bulk.image.fragment)
         return tuple([self.newest[fragment] for fragment in range(self.fragments)])
 
     cpdef bint has_pieces(self):
@@ -189,6 +210,27 @@ cdef class Outbox:
             else:
                 return True
         return False
+
+    cpdef bint awaited(self):
+        """Whether something waits to go that a round, or the peer, waits for: a small frame, or a
+        message with a pull behind it."""
+        cdef Bulk bulk
+        if self.small or self.pulls:
+            return True
+        for bulk in (*self.under_way, *self.queued.values()):
+            if bulk.pull is not None:
+                return True
+        return False
+
+    @property
+    def trailing(self):
+        """Whether messages that were queued when the catch-up ended are still to go."""
+        return bool(self.backlog)
+
+    def has_taken(self, versions):
+        """Whether a catch-up of these versions, by fragment, would queue nothing."""
+        return all([self.newest.get(fragment, -1) >= version
+                    for fragment, version in enumerate(versions)])
 
     @property
     def empty(self):
@@ -211,4 +253,5 @@ cdef class Outbox:
         self.feeding = None
         self.manifest = None
         self.owed.clear()
+        self.backlog.clear()
         self.catching_up = False

@@ -1,7 +1,7 @@
 """What goes out to learners: broadcasts, pulls, catch-ups, the final cut and the end.
 
 It must not decide who gets what; it makes each version's bytes once, for everybody, and leaves
-their order to each group's outbox.
+their order to each group's outbox, and to `catchups` whose turn it is to be caught up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 from syncer.core import actions, events
 from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
-from syncer.protocol import Msg
+from syncer.protocol import Msg, bulk_dtype, tensor_bytes
+from syncer.server.catchups import CatchUps
 from syncer.server.group import Group
 from syncer.server.log import Log
 from syncer.server.loop import Loop
@@ -29,13 +30,24 @@ class Outgoing:
 
     def __init__(self, hello: Hello, store: FragmentStore, *,
                  find: Callable[[int, int], Group | None], loop: Loop, log: Log,
-                 handle: Callable[[events.Event], None]):
+                 handle: Callable[[events.Event], None], catchups_max: int | None = None,
+                 write_timeout_ns: int = 180 * 10**9):
         self.dtype, self.fragments = hello.dtype, len(hello.layout.fragments)
         self.store, self.find, self.loop, self.log, self.handle = store, find, loop, log, handle
         self.pool = BufferPool()
         self.versions: WeakValueDictionary[tuple[int, int, int], WireVersion] = (
             WeakValueDictionary())
         self.commit_ns: int | None = None
+        dtype = bulk_dtype(hello.dtype)
+        self.sizes = [tensor_bytes(fragment.numel, dtype) for fragment in hello.layout.fragments]
+        self.catchups = CatchUps(
+            loop, log, versions=self._versions,
+            images=lambda group: self._all(Msg.BCAST_FRAGMENT, group), limit=catchups_max,
+            write_timeout_ns=write_timeout_ns)
+
+    def merging(self, fragment: int) -> None:
+        """A round of this fragment has closed: its broadcast comes soon."""
+        self.catchups.merging(self.sizes[fragment])
 
     def commit_begins(self) -> None:
         """A step is about to be durable or seen: its `Synced` counts the time from here."""
@@ -44,10 +56,8 @@ class Outgoing:
 
     def catch_up(self, action: actions.CatchUp) -> None:
         group = self._group((action.learner, action.generation), "catch-up")
-        images = self._all(Msg.BCAST_FRAGMENT, group)
-        if group is not None and images:
-            group.outbox.catch_up(images)
-            group.pump()
+        if group is not None:
+            self.catchups.ask(group)
 
     def pull(self, action: actions.Pull) -> None:
         frame = encode_pull(Pull(action.fragment, action.step, action.attempt))
@@ -55,15 +65,19 @@ class Outgoing:
             group = self._group(member, "pull")
             if group is not None:
                 group.outbox.pull(action.fragment, frame)
+                self.catchups.pulled(group)
                 group.pump()
 
     def broadcast(self, action: actions.Broadcast) -> None:
         version = self._version(Msg.BCAST_FRAGMENT, action.fragment)
-        for member in action.members:
-            group = self._group(member, "broadcast")
-            if group is not None:
-                group.outbox.broadcast(version)
-                group.pump()
+        groups = [group for member in action.members
+                  if (group := self._group(member, "broadcast")) is not None
+                  and not self.catchups.waits(group)]
+        for group in groups:
+            group.outbox.broadcast(version)
+        self.catchups.broadcast(self.sizes[action.fragment], groups)
+        for group in groups:
+            group.pump()
         if self.commit_ns is not None:
             elapsed_ns, self.commit_ns = self.loop.now_ns() - self.commit_ns, None
             self.handle(events.Synced(action.version, elapsed_ns))
@@ -74,6 +88,7 @@ class Outgoing:
         if group is not None and cut:
             manifest = Manifest(action.step, tuple(version.version for version in cut))
             group.outbox.final_cut(cut, encode_manifest(manifest))
+            self.catchups.leave(group)
             group.pump()
 
     def shutdown(self, action: actions.SendShutdown) -> None:
@@ -89,6 +104,9 @@ class Outgoing:
             self.log.warning(f"{what} to a closed connection", learner=member[0],
                              generation=member[1])
         return group
+
+    def _versions(self) -> list[int]:
+        return [self.store.current(fragment).version for fragment in range(self.fragments)]
 
     def _all(self, kind: Msg, group: Group | None) -> list[WireVersion]:
         """Every fragment for a group; nothing if there is none, or no memory, which ends it."""

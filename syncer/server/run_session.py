@@ -80,7 +80,9 @@ class RunSession:
                              left=self._left, say_farewell=parts.farewells.say,
                              keep_wire=config.late_carry)
         self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
-                                 log=parts.log, handle=handle)
+                                 log=parts.log, handle=handle,
+                                 catchups_max=config.max_concurrent_catchups,
+                                 write_timeout_ns=config.write_timeout_s * 10**9)
         # Spares: a push per learner and round in flight, and two bf16 bodies of the next commits.
         depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
         fragment_bytes = 4 * hello.layout.largest
@@ -92,6 +94,11 @@ class RunSession:
     def owners(self) -> Owners:
         """Who carries out the actions that need a session."""
         merging, outgoing = self.merging, self.outgoing
+
+        def start_merge(action: actions.StartMerge) -> None:
+            outgoing.merging(action.fragment)
+            merging.start(action)
+
         return {
             actions.Admit: self._admit, actions.Close: self._close,
             actions.Release: lambda action: Decoded.release(action.payload),
@@ -99,7 +106,7 @@ class RunSession:
             actions.Unpark: lambda action: Decoded.unpark(action.payload),
             actions.AdoptInit: self._adopt_init,
             actions.OpenFold: merging.open_fold, actions.Fold: merging.fold,
-            actions.StartMerge: merging.start, actions.Publish: self._publish,
+            actions.StartMerge: start_merge, actions.Publish: self._publish,
             actions.CatchUp: outgoing.catch_up, actions.Pull: outgoing.pull,
             actions.Broadcast: outgoing.broadcast, actions.SendFinal: outgoing.final_cut,
             actions.SendShutdown: outgoing.shutdown,
@@ -175,6 +182,7 @@ class RunSession:
     def _left(self, group: Group, reason: str, refusal: str | None) -> None:
         """Everything that came from a group which has ended is handed on."""
         del self.groups[group.learner, group.generation]
+        self.outgoing.catchups.leave(group)
         self.parts.door.capacity.promise(-group.sockets)
         promised = self.promised.pop(group, None)
         if promised is not None:

@@ -7,8 +7,13 @@ import selectors
 import socket
 from time import monotonic_ns
 
+from posix.ioctl cimport ioctl
+
 from syncer.server.loop cimport Handler, Loop
 from syncer.server.loop import READ, SCRATCH_BYTES
+
+cdef extern from "<sys/ioctl.h>":
+    unsigned long TIOCOUTQ
 
 
 LONGEST_WAIT_NS = 86_400 * 10**9
@@ -62,6 +67,12 @@ cdef class SelectorLoop(Loop):
             self.wake_write.send(b"\0")
         except (BlockingIOError, OSError):
             pass  # full: the loop is about to wake; closed: there is no loop any more
+
+    cpdef long unacknowledged(self, object sock):
+        cdef int count = 0, descriptor = sock.fileno()
+        if descriptor < 0 or ioctl(descriptor, TIOCOUTQ, &count) < 0:
+            return 0  # closed, or a system that does not tell
+        return count
 
     def poll(self, deadline_ns=None):
         """Wait until something is ready, or `deadline_ns`, or the next timer; then make a turn."""

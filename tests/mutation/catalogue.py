@@ -480,5 +480,20 @@ DOOR = broken(
     ("14.8", "a strict run ends by whom no run would take",
      "resumed is not None and pins_refusal(claim, self.pins) is None:", "resumed is not None:"),
 )
+CATCHUPS = broken(
+    "server/catchups.py",
+    ("15.1", "every catch-up is sent at once",
+     "return self.limit or max(1, self.headroom.bytes // SHARE_BYTES)",
+     "return len(self.line) or 1"),
+    ("15.1", "who waits for a turn gets the broadcasts",
+     "return turn is not None and not turn.begun", "return False"),
+    ("15.2", "a broadcast pauses nothing", "        if not self.flights:\n", "        if True:\n"),
+    ("15.2", "catch-ups fill the kernel's buffers",
+     "group.grant(max(share - in_flight, 0) if may_send else 0)",
+     "group.grant(-1 if may_send else 0)"),
+    ("15.2", "what is measured changes nothing", "if self.hurt:\n", "if False:\n"),
+    ("15.3", "a dead link keeps its turn", "elif place < self.at_once <", "elif 1 < 0 <"),
+)
+
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + SCHEDULER + COMMITTING
-             + ENDING + OUTBOX + DOOR)
+             + ENDING + OUTBOX + DOOR + CATCHUPS)

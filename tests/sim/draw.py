@@ -17,6 +17,11 @@ SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "f
 """After which a process has ended, or may have."""
 FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
           "full_tape", "unread", "second_server", "chown", "system_call")
+LARGE = Layout((FragmentLayout(AVG, (2_300_000, 20_000, 7)),))
+LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0.01,
+                  "chunk_bytes": 4 << 20, "inline_elements": 131_072, "duplicate": 0,
+                  "catchup_bytes": 1 << 17}
+"""A fleet whose pieces and turns are of real size."""
 
 
 def draw_config(rng: random.Random, steps: int | None) -> Config:
@@ -48,6 +53,7 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
     if not fixed:
         options |= draw_gathering(rng, learners, options)
     options |= draw_merges(rng, options)
+    options["max_concurrent_catchups"] = [None, None, 1, 2][options["total_steps"] % 4]
     return toy_config(**options)
 
 
@@ -160,4 +166,6 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
         "tight": rng.random() < 0.2,
         # At a time of one learner.
         "connections": rng.choice([2, 4]),
+        # Bytes of catch-ups on their way: of one that is alone, and room for another one.
+        "catchup_bytes": [20, 100, 1 << 17, 1 << 17][config.total_steps // 4 % 4],
     }

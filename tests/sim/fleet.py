@@ -14,7 +14,6 @@ from typing import Any
 from syncer.config import Config
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
-from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.hello import Hello
@@ -22,7 +21,15 @@ from syncer.wire.identity import rl_contract
 from tests.sim import operator, scale, strangers
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk
-from tests.sim.draw import FAULTS, SERVER_FAULTS, draw_config, draw_layout, draw_settings
+from tests.sim.draw import (
+    FAULTS,
+    LARGE,
+    LARGE_SETTINGS,
+    SERVER_FAULTS,
+    draw_config,
+    draw_layout,
+    draw_settings,
+)
 from tests.sim.history import History, Witness
 from tests.sim.learner import SimLearner
 from tests.sim.neglect import Neglect
@@ -31,15 +38,14 @@ from tests.sim.server import SimServer
 from tests.sim.system import LogLines, SimSystem, SimTape
 from tests.sim.told import check_tape
 
-LARGE = Layout((FragmentLayout(AVG, (2_300_000, 20_000, 7)),))
-LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0.01,
-                  "chunk_bytes": 4 << 20, "inline_elements": 131_072, "duplicate": 0}
 RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
 be written, learners that did not come, a signal."""
 SAID = {
     b"log lines lost": "log lines lost", b"event tape takes nothing": "event tape takes nothing",
     b"event tape records lost": "event tape records lost",
+    b"catch-up waits for its turn": "catch-up waits for its turn",
+    b"catch-up begins after its wait": "catch-up begins after its wait",
     b"no room for both": "a connection made room for the next one of its learner",
     b"newer connections": "a learner has too many connections",
     b"while its older connection is alive": "two connections of a learner are alive",

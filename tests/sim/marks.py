@@ -15,6 +15,7 @@ REQUIRED = frozenset({
     "older connection is current again", "superseded tail", "a mute connection gave way",
     "a silent connection gave its slot away", "a late frame of the dead", "exact fold rebuilt",
     "final cut again", "a learner was refused",
+    "catch-up waits for its turn", "catch-up begins after its wait",
     # deadlines
     "quorum timeout: new frozen-membership attempt", "soft deadline", "grace ran out",
     "quorum timeout: relaunch deferred, too few learners", "capacity shrink",

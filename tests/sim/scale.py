@@ -11,6 +11,7 @@ from typing import Any
 
 from syncer.server import door, farewell, ingest, run_session
 from syncer.wire import encode
+from tests.sim import turns
 
 LIMITS = (door, "STRANGERS_MAX", "strangers"), (door, "STRANGER_BYTES_MAX", "stranger_bytes"), (
     farewell, "FAREWELLS_MAX", "farewells"), (run_session, "CONNECTIONS_MAX", "connections")
@@ -32,7 +33,8 @@ def scaled(settings: dict[str, Any]) -> Iterator[None]:
     for module, name, setting in (*LIMITS, *SIZES):
         setattr(module, name, settings[setting])
     try:
-        yield
+        with turns.small(settings["catchup_bytes"]):
+            yield
     finally:
         for module, name, _ in (*LIMITS, *SIZES):
             setattr(module, name, REAL[module, name])

@@ -17,6 +17,7 @@ from tests.sim.clock import World
 from tests.sim.history import Broken, Witness
 from tests.sim.lane import Killed, Strand
 from tests.sim.system import SimSystem
+from tests.sim.turns import LineCheck
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -39,6 +40,7 @@ class SimServer:
         self.turning = False
         self.armed_ns: int | None = None
         self.frozen_until_ns = 0
+        self.line_check = LineCheck()
         log = Log(config.log_level, config.log_format, system.log_lines(),
                   now=lambda: EPOCH + timedelta(microseconds=world.now_ns // 1000))
         self.server = Server(config, log, system, watch=witness)
@@ -127,6 +129,10 @@ class SimServer:
             if not self.explained(error):
                 raise
             return self.life.throw(error)
+        try:
+            self.line_check.look(self.server.session)
+        except AssertionError as error:
+            raise Broken(*error.args) from error
         return next(self.life)
 
     def explained(self, error: Exception) -> bool:

@@ -74,6 +74,9 @@ class SimLoop(Loop):
     def wake(self) -> None:
         self.stir()
 
+    def unacknowledged(self, sock: Any) -> int:
+        return sock.unacknowledged
+
     def call_at(self, when_ns: int, callback: Callable[[], Any]) -> Timer:
         timer = super().call_at(when_ns, callback)
         self.timers_made.append(timer)

@@ -241,3 +241,42 @@ def test_image_memory_is_used_again_once_the_last_piece_is_gone():
     del piece
     assert pool.live == 0
     assert pool.spare_bytes > 0
+
+
+def test_a_broadcast_that_a_pull_waits_for_goes_first():
+    """In the order of the pulls; what nobody waits for keeps its own."""
+    outbox = Outbox(4)
+    for fragment in range(4):
+        outbox.broadcast(image(fragment, 1))
+    assert not outbox.awaited()
+    outbox.pull(3, b"pull 3")
+    outbox.pull(1, b"pull 1")
+    assert outbox.awaited()
+    assert drain(outbox) == [(3, 1), b"pull 3", (1, 1), b"pull 1", (0, 1), (2, 1)]
+    assert not outbox.awaited()
+
+
+def test_what_is_queued_when_a_catch_up_ends_trails_behind_it_once():
+    outbox = Outbox(2)
+    outbox.catch_up([image(0, 0), image(1, 0)])
+    bulk, _ = outbox.next_piece()
+    outbox.broadcast(image(0, 1))
+    outbox.piece_sent(bulk)
+    bulk, _ = outbox.next_piece()
+    outbox.piece_sent(bulk)
+    assert outbox.caught_up() == (1, 0)
+    assert outbox.trailing
+    outbox.broadcast(image(1, 2))
+    bulk, _ = outbox.next_piece()
+    outbox.piece_sent(bulk)
+    assert not outbox.trailing, "what came since is broadcast like any other"
+    assert not outbox.empty
+
+
+def test_a_catch_up_of_what_was_taken_in_is_known_to_be_empty():
+    outbox = Outbox(2)
+    assert not outbox.has_taken([0, 0])
+    outbox.broadcast(image(0, 3))
+    outbox.broadcast(image(1, 4))
+    assert outbox.has_taken([3, 4])
+    assert not outbox.has_taken([3, 6])

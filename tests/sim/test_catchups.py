@@ -1,0 +1,184 @@
+"""Learners that join a run under way over one uplink: those who train come first; all get in."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from syncer.layout import AVG, FragmentLayout, Layout
+from tests.sim.clock import MS, SECOND
+from tests.sim.fleet import Fleet
+from tests.sim.scale import scaled
+from tests.toy_driver import toy_config
+
+TRAINING = 3
+NUMEL, FRAGMENTS = 12_000, 12
+LAYOUT = Layout(tuple(FragmentLayout(AVG, (NUMEL,)) for _ in range(FRAGMENTS)))
+UPLINK_NS_PER_BYTE = 20.0
+"""400 Mbit/s."""
+
+
+class Joining:
+    """Three learners train; `join` lets others dial. Nothing else happens."""
+
+    def __init__(self, joiners: int, uplink_ns_per_byte: float = UPLINK_NS_PER_BYTE, **settings):
+        config = toy_config(learners=TRAINING + joiners, total_steps=10**6, quorum=TRAINING,
+                            grace_ms=0, start_learners=TRAINING, write_timeout_s=180, **settings)
+        self.fleet = fleet = Fleet(11, config=config, faults=[], settings={
+            "step_ms": (2, 2.01), "gates": [1], "streams": 0, "work_ms": 0.5, "ns_per_byte": 1.0,
+            "capacity": 1 << 20, "spurious": False, "duplicate": 0, "resend": 0, "impatience": 0,
+            "misconfigured": 0, "turn_ns": 20_000, "chunk_bytes": 4 << 20,
+            "inline_elements": 131_072, "catchup_bytes": 1 << 17})
+        self.server = fleet.server
+        self.late = fleet.learners[TRAINING:]
+        for learner in self.late:
+            learner.process += 1                  # it has not been started yet
+        fleet.network.delay_ns = lambda: 0.1 * MS
+        fleet.network.uplink.ns_per_byte = uplink_ns_per_byte
+
+    @property
+    def scheduler(self):
+        return self.server.scheduler
+
+    def rounds_ms(self, until) -> list[float]:
+        """From commit to commit, until something holds."""
+        world, found = self.fleet.world, []
+        while not until():
+            step, begun_ns = self.scheduler.global_step, world.now_ns
+            world.wait(lambda step=step: self.scheduler.global_step > step or until())
+            found.append((world.now_ns - begun_ns) / MS)
+        return found[1:-1]
+
+    def held(self) -> list[int]:
+        members = self.scheduler.members.current
+        return [member.learner for member in members if member is not None and member.held]
+
+    def in_rounds(self, learner: int) -> bool:
+        member = self.scheduler.members.current[learner]
+        return member is not None and not member.held
+
+    def lines(self, text: str) -> list[str]:
+        return [line.decode() for line in self.fleet.lines.lines if text.encode() in line]
+
+
+@pytest.fixture(autouse=True)
+def layouts(monkeypatch):
+    monkeypatch.setattr("tests.sim.fleet.draw_layout", lambda rng, config: LAYOUT)
+
+
+def started(joining: Joining) -> None:
+    joining.fleet.world.wait(lambda: joining.scheduler.global_step >= 5)
+
+
+def test_32_joiners_do_not_choke_those_who_train():
+    """Rounds, and the longest of them, against those before, on a link that all share."""
+    joining = Joining(32)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        first = joining.scheduler.global_step
+        before = joining.rounds_ms(lambda: joining.scheduler.global_step >= first + 40)
+        for learner in joining.late:
+            learner.restart()
+        waiting = list(joining.late)
+
+        def all_were_in() -> bool:
+            """Whoever is in leaves at once: more members are more to send."""
+            for learner in waiting:
+                if joining.in_rounds(learner.learner):
+                    learner.process += 1
+                    learner.link.close()
+                    waiting.remove(learner)
+                    break
+            return not waiting
+        during = joining.rounds_ms(all_were_in)
+        assert median(during) <= 1.5 * median(before), (median(before), median(during))
+        assert max(during) <= 4 * max(before), (max(before), max(during))
+        assert joining.lines("catch-up waits for its turn"), "nobody was told"
+
+
+def test_many_slow_links_are_served_side_by_side():
+    """Each carries 1 MB/s; one after the other they would take as many times as long."""
+    joining = Joining(8)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        for learner in joining.late:
+            learner.restart()
+        world, begun_ns = joining.fleet.world, joining.fleet.world.now_ns
+        world.wait(lambda: all(joining.in_rounds(learner.learner) for learner in joining.late))
+        alone_ns = 4 * NUMEL * FRAGMENTS * 1000
+        assert world.now_ns - begun_ns < 4 * alone_ns
+
+
+def test_a_limit_is_a_limit_and_whoever_waits_is_told_behind_whom():
+    joining = Joining(4, max_concurrent_catchups=1)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        for learner in joining.late:
+            learner.restart()
+        world = joining.fleet.world
+        world.wait(lambda: len(joining.held()) == 4)
+        line = joining.server.server.session.outgoing.catchups.line
+        while joining.held():
+            assert sum(turn.begun and group.outbox.catching_up
+                       for group, turn in line.items()) <= 1
+            world.step()
+        assert any("behind" in line for line in joining.lines("catch-up waits for its turn"))
+        assert joining.lines("catch-up begins after its wait")
+
+
+def test_a_dead_link_in_front_gives_its_turn_away():
+    """Its packets are lost, and nobody says so for a minute."""
+    joining = Joining(2, max_concurrent_catchups=1)
+    dead, alive = joining.late
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        joining.fleet.network.capacity = 1 << 16  # no kernel takes its whole model
+        dead.restart()
+        world = joining.fleet.world
+        world.wait(lambda: dead.learner in joining.held())
+        dead.link.wires[0].down.dead = dead.link.wires[0].up.dead = True
+        alive.restart()
+        begun_ns = world.now_ns
+        world.wait(lambda: joining.in_rounds(alive.learner))
+        assert world.now_ns - begun_ns < 10 * SECOND
+        assert not joining.in_rounds(dead.learner)
+        assert len(joining.lines("its turn goes to the next")) == 1
+
+
+def test_a_waiting_member_is_sent_nothing_and_then_the_versions_of_that_moment():
+    joining = Joining(2, max_concurrent_catchups=1)
+    first, second = joining.late
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        first.restart()
+        world = joining.fleet.world
+        world.wait(lambda: first.learner in joining.held())
+        second.restart()
+        world.wait(lambda: second.learner in joining.held())
+        asked = joining.scheduler.global_step
+        group = joining.server.server.session.find(
+            *joining.scheduler.members.current[second.learner].key)
+        world.wait(lambda: joining.in_rounds(first.learner))
+        assert joining.scheduler.global_step > asked
+        world.wait(lambda: group.outbox.held_versions)
+        assert max(version for _, version in group.outbox.held_versions) > asked
+
+
+def test_the_end_of_the_run_waits_for_no_turn():
+    """The final cut goes to those who wait, too."""
+    joining = Joining(3, max_concurrent_catchups=1)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 10_000.0
+        for learner in joining.late:
+            learner.restart()
+        joining.fleet.world.wait(lambda: len(joining.held()) == 3)
+        joining.server.signal()
+        begun_ns = joining.fleet.world.now_ns
+        joining.fleet.world.wait(lambda: joining.server.over)
+        assert joining.fleet.world.now_ns - begun_ns < 5 * SECOND

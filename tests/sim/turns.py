@@ -1,0 +1,53 @@
+"""Catch-ups in simulated runs: sizes as small as the tensors, and what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from syncer.server import catchups
+
+SIZES = ("SHARE_BYTES", "BEGIN_BYTES", "FLOOR_BYTES", "LEAST_SHARE_BYTES", "TAIL_BYTES")
+
+
+@contextmanager
+def small(size: int) -> Iterator[None]:
+    """So many bytes of catch-ups may be on their way, unless it is as many as ever."""
+    before = {name: getattr(catchups, name) for name in SIZES}
+    if size < catchups.BEGIN_BYTES:
+        vars(catchups).update(dict.fromkeys(SIZES, size), TAIL_BYTES=0)
+    try:
+        yield
+    finally:
+        vars(catchups).update(before)
+
+
+class LineCheck:
+    """Looks at the line of one server after every turn of its loop."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        """Bytes that were allowed to be on their way at any time since the line began."""
+        self.others: dict[Any, int] = {}
+        """Group -> what was on its way before it caught up, or because a round waited for it."""
+
+    def look(self, session: Any) -> None:
+        """Who waits for a turn has nothing queued, and catch-ups never stand in front of the next
+        broadcast with more bytes than may be on their way."""
+        turns = None if session is None else session.outgoing.catchups
+        if turns is None or not turns.line:
+            self.most = 0
+            self.others.clear()
+            return
+        self.most = max(self.most, turns.headroom.bytes, turns.at_once * catchups.LEAST_SHARE_BYTES)
+        on_the_way = 0
+        for group, turn in turns.line.items():
+            if not turn.begun:
+                assert not group.outbox.held_versions, f"{group.learner} waits, but is sent to"
+            elif group.throttled and group in self.others:
+                on_the_way += group.in_flight()
+                continue
+            self.others[group] = group.in_flight()
+        bound = self.most + sum(self.others.values())
+        assert on_the_way <= bound, f"{on_the_way} bytes of catch-ups are on their way, not {bound}"
