@@ -17,6 +17,8 @@ sys.path.insert(0, str(DOCS.parent))
 PARTS = {
     "flags": "syncer.flags:markdown_table",
     "flag-needs": "syncer.flags:needs_table",
+    "presets": "syncer.config.presets:markdown_table",
+    "preset-figures": "tests.sim.presets:table",
     "profile-hash": "syncer.flags:profile_table",
     "exit-statuses": "syncer.exits:markdown_table",
     "wire-constants": "syncer.wire.describe:constants_table",

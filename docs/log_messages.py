@@ -28,6 +28,8 @@ MEANINGS = {
     "room for learners": "so many of `sockets_each` sockets fit in the limit of descriptors",
     "not every learner fits in the limit of descriptors":
         "raise it (`ulimit -n`): who is too much is told to try again later",
+    "a preset sets what was not given":
+        "the settings that follow from `--preset` and M; whatever was given has won",
     "a setting has no effect":
         "`setting` was given, and does nothing without what it `needs`; see flags.md",
     "a setting is far beyond what is usual":

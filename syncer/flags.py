@@ -18,6 +18,7 @@ from syncer.config import OPTIONS, Config
 from syncer.config.machine import memory_bytes
 from syncer.config.options import Option, flag
 from syncer.config.paths import clash_of_outputs, trouble_of_output
+from syncer.config.presets import filled
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
 from syncer.values import OutputFile, Switch
@@ -66,7 +67,7 @@ def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Config:
         raise ConfigError(f"{' and '.join(missing)} {verb} missing; for example: --learners 2 "
                           "--total-steps 100")
     try:
-        config = Config(**values, given=frozenset(values))
+        config = Config(**values, **filled(values, OPTIONS), given=frozenset(values))
         check_paths(config)
         check_memory(config)
     except ConfigError as error:

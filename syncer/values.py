@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Generic, Literal, TypeGuard, TypeVar
+from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 from syncer.errors import ConfigError
 
@@ -51,6 +51,10 @@ class Values(Generic[T_co]):
             return self.parse(text)
         except ValueError:
             raise refusal(origin, repr(text), self.written) from None
+
+    def hashed(self, value: Any) -> object:
+        """An admitted value in the form that its text gives it: equal values have equal hashes."""
+        return value
 
     def check(self, what: str, value: object) -> None:
         """Raises `ConfigError` for a value that is not admitted; `what` is who has it."""
@@ -94,6 +98,9 @@ class Real(Values[float]):
     def admits(self, value: object) -> TypeGuard[float]:
         return is_real(value) and self.low <= value <= self.high
 
+    def hashed(self, value: Any) -> object:
+        return float(value) if type(value) is int else value
+
 
 class Single(Values[float]):
     """Numbers that are used as f32: as such they are finite, >= 0 and less than `below`."""
@@ -125,6 +132,9 @@ class MedianOrNorm(Values[float | Median]):
 
     def admits(self, value: object) -> TypeGuard[float | Median]:
         return value == "median" or (is_real(value) and value > 0.0)
+
+    def hashed(self, value: Any) -> object:
+        return float(value) if type(value) is int else value
 
 
 class MedianOrTrim(Values[int | Median]):
@@ -257,6 +267,9 @@ class PerLearner(Values[tuple[tuple[int, float], ...]]):
         return (isinstance(value, tuple)
                 and all(isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is int
                         and self.each.admits(pair[1]) for pair in value))
+
+    def hashed(self, value: Any) -> object:
+        return tuple((learner, self.each.hashed(number)) for learner, number in value)
 
     def check(self, what: str, value: object) -> None:
         for pair in value if isinstance(value, tuple) else ():

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from syncer.config.machine import cores
 from syncer.config.options import Need, Option, flag, rows_of, setting, settings
+from syncer.config.presets import PRESETS
 from syncer.config.profile import (
     At,
     equals,
@@ -61,9 +62,11 @@ from syncer.values import (
 )
 
 LearnerWeight = Literal["tokens2-over-steps", "equal"]
+PresetName = Literal["local", "regions", "spot", "reproducible"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 LEARNER_WEIGHT: Choice[LearnerWeight] = Choice(get_args(LearnerWeight))
+PRESET: Choice[PresetName] = Choice(get_args(PresetName))
 LOG_LEVEL: Choice[LogLevel] = Choice(get_args(LogLevel))
 LOG_FORMAT: Choice[LogFormat] = Choice(get_args(LogFormat))
 SWITCH = Switch()
@@ -107,6 +110,9 @@ class Config:
     total_steps: int = setting(row=Option(
         "run", Whole(1), "outer steps to train; each merges one fragment", metavar="T",
         hashed=At(12, u64)))
+    preset: PresetName | None = setting(default=None, row=Option(
+        "run", PRESET, "quorum, grace, pace and checkpoints for a kind of fleet, from M; any flag "
+        "that is given wins", unset="none, the defaults of the flags"))
     final_state: str | None = setting(default=None, row=Option(
         "run", OutputFile(),
         "write the final parameters here: u32 fragments, then per fragment u64 elements and f32 "
@@ -356,6 +362,15 @@ class Config:
         return self.quorum_timeout_s if given is None else given
 
     @property
+    def from_preset(self) -> dict[str, object]:
+        """What the preset has set, of what it could: names and values."""
+        if self.preset is None:
+            return {}
+        return {name: getattr(self, name) for name, part in PRESETS[self.preset].parts.items()
+                if name not in (self.given or ())
+                and getattr(self, name) == part.of(self.learners)}
+
+    @property
     def without_effect(self) -> tuple[tuple[str, str], ...]:
         """Of every setting that was given and has no effect: its flag, and what it needs."""
         return tuple((flag(option.name), str(need)) for option in OPTIONS
@@ -405,7 +420,7 @@ class Config:
                                "final_ack_timeout_s": self.final_ack_timeout_resolved_s}
         published = [(option.hashed, values[option.name]) for option in OPTIONS
                      if isinstance(option.hashed, At)]
-        later = {option.name: values[option.name] for option in OPTIONS
+        later = {option.name: option.values.hashed(values[option.name]) for option in OPTIONS
                  if option.hashed == "by name" and values[option.name] != option.default}
         return profile_hash(published, later)
 

@@ -51,11 +51,6 @@ class RunPlan(NamedTuple):
         return math.floor(1000 * self.spread_s / self.total_steps)
 
     @property
-    def quorum(self) -> int:
-        """All but one: the loss of any one learner never holds up a merge."""
-        return max(1, self.learners - 1)
-
-    @property
     def kill_at(self) -> int:
         """Outer step after which --kill-one kills."""
         return max(1, self.total_steps // 2)
@@ -72,8 +67,8 @@ class RunPlan(NamedTuple):
         pace = 0 if self.paced_by_time else settings.SYNC_INTERVAL_STEPS
         flags = {
             "host": "127.0.0.1", "port": 0, "learners": self.learners,
-            "total-steps": self.total_steps, "quorum": self.quorum,
-            "grace-tau": settings.GRACE_TAU, "sync-interval-steps": pace,
+            "total-steps": self.total_steps, "preset": settings.DEMO_PRESET,
+            "sync-interval-steps": pace,
             "min-round-interval-ms": self.merge_interval_ms,
             "quorum-timeout-s": settings.QUORUM_TIMEOUT_S,
             "final-ack-timeout-s": settings.FINAL_ACK_TIMEOUT_S,

@@ -6,11 +6,13 @@ compared by held-out bits per byte after the same number of own steps (docs/demo
 
 from __future__ import annotations
 
+from syncer.protocol import DTYPE_BF16, DTYPES
+
 LEARNERS = 3
 SECONDS = 60.0
 SEED = 0
-WIRE_DTYPES = ("bf16", "f32", "q4")
-DTYPE = WIRE_DTYPES[0]
+WIRE_DTYPES = tuple(DTYPES.values())
+DTYPE = DTYPES[DTYPE_BF16]
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Set to 1 in a learner: several share a machine, and more threads each would only get in each
 other's way."""
@@ -37,8 +39,8 @@ MERGES_MIN = 12
 """A short time budget still merges every fragment a few times."""
 PACED_SHARE = 0.95
 """Share of a time budget that merges are spread over; the rest is for the final cut."""
-GRACE_TAU = 30.0
-"""Own steps that a round may wait for the last push: a step takes milliseconds here."""
+DEMO_PRESET = "local"
+"""Quorum and grace: one machine, and steps of milliseconds."""
 QUORUM_TIMEOUT_S = 30
 FINAL_ACK_TIMEOUT_S = 60
 

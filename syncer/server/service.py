@@ -215,6 +215,9 @@ class Server:
         else:
             self.log.info("room for learners", learners_fit=fit, sockets_each=USUAL_SOCKETS,
                           descriptors=limit)
+        if config.preset is not None:
+            self.log.info("a preset sets what was not given", preset=config.preset,
+                          **config.from_preset)
         for setting, needs in config.without_effect:
             self.log.warning("a setting has no effect", setting=setting, needs=needs)
         for setting, value, usual in config.unusual:

@@ -30,6 +30,7 @@ class LargeFleet:
         rng = np.random.default_rng(1)
         self.rng = rng
         self.config = config
+        self.merge_ns = SECOND // 20
         self.step_ns = step_s * SECOND * rng.lognormal(0, spread, config.learners)
         self.upload_ns = upload_s * SECOND * rng.lognormal(0, 1, config.learners)
         self.scheduler = Scheduler(config)
@@ -60,7 +61,8 @@ class LargeFleet:
             if kind is act.Pull:
                 self.answers(action)
             elif kind is act.StartMerge:
-                self.push_later(self.now_ns + SECOND // 20, ev.MergeDone(action.step, 10**7, 1.0))
+                self.push_later(self.now_ns + self.merge_ns,
+                                ev.MergeDone(action.step, self.merge_ns // 5, 1.0))
             elif kind is act.Publish:
                 self.push_later(self.now_ns, ev.Synced(action.step, 10**7))
             elif kind is act.Record and "step" in action.fields and "ms" in action.fields:

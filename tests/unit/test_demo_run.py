@@ -61,6 +61,7 @@ def test_server_takes_the_arguments():
         config = resolve(given, {})
         assert config.total_steps == plan.total_steps
         assert config.quorum == max(1, plan.learners - 1)
+        assert config.preset == "local"
         assert (config.sync_interval_steps > 0) == (plan.steps is not None)
         assert (config.min_round_interval_ms > 0) == (plan.steps is None)
 
