@@ -25,11 +25,10 @@ def real_path(path: str) -> str:
     return os.path.realpath(path) if os.path.islink(path) else path
 
 
-def _owner(found: bytes) -> str:
+def _owner(found: bytes) -> tuple[str, str]:
     """Whoever wrote this into the file: its process id, and the host that counts it."""
-    lines = found.decode("ascii", "replace").split("\n")
-    pid, host = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
-    return f"process {pid or 'unknown'}" + (f" on {host}" if host else "")
+    pid, _, host = (word.strip() for word in found.decode("ascii", "replace").partition("\n"))
+    return pid or "unknown", f" on {host}" if host else ""
 
 
 def _advice(number: int | None) -> str:
@@ -78,11 +77,11 @@ class PathLock:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n{socket.gethostname()}\n".encode(), 0)
         except BlockingIOError:
-            owner = _owner(os.pread(descriptor, 512, 0))
+            pid, host = _owner(os.pread(descriptor, 512, 0))
             os.close(descriptor)
             raise ConfigError(
-                f"{self.what} {shown} is in use by {owner}, which holds {self.path}; stop it or "
-                "name another file") from None
+                f"{self.what} {shown} is in use by process {pid}, which holds {self.path}{host}; "
+                "stop it or name another file") from None
         except OSError:
             os.close(descriptor)
             raise

@@ -49,7 +49,7 @@ def check_resumable(facts: Facts, path: str, *, optimizer: Mapping[str, Any],
         if name != "name" and not _same(value, optimizer.get(name)):
             raise CheckpointMismatch(
                 f"{path}: outer optimizer: expected {_constant(name, optimizer)}, found "
-                f"{_shown(name, quoted=False)} {_shown(value)}; {_advice(name, value, optimizer)}")
+                f"{_shown(value)}; {_advice(name, value, optimizer)}")
     if facts.step > total_steps:
         raise CheckpointMismatch(
             f"{path}: global_step: expected at most --total-steps {total_steps}, found "

@@ -50,15 +50,15 @@ MINE = {"name": "nesterov", "lr": 0.7, "momentum": 0.9}
 
 
 @pytest.mark.parametrize(("constants", "advice"), [
-    ({"lr": 0.5}, "found lr 0.5; resume with --outer-lr 0.5"),
-    ({"momentum": 0.25}, "found momentum 0.25; resume with --outer-momentum 0.25"),
-    ({"lr": "0.7"}, "expected lr 0.7, found lr '0.7'; no setting"),
-    ({"lr": math.nan}, "found lr nan; no setting"), ({"lr": -1}, "found lr -1; no setting"),
-    ({"lr": 1e39}, "found lr 1e+39; no setting"), ({"momentum": 1}, "momentum 1; no setting"),
-    ({"lr": 10**400}, "found lr a number of 1329 bits; no setting"),
-    ({"lr": True}, "found lr True; no setting"), ({"lr": [7] * 400}, "7,…; no setting"),
-    ({"foo": 1}, "expected no foo, found foo 1; no setting"),
-    ({"dn_period": 3}, "expected no dn_period, found dn_period 3; no setting"),
+    ({"lr": 0.5}, "expected lr 0.7, found 0.5; resume with --outer-lr 0.5"),
+    ({"momentum": 0.25}, "found 0.25; resume with --outer-momentum 0.25"),
+    ({"lr": "0.7"}, "expected lr 0.7, found '0.7'; no setting"),
+    ({"lr": math.nan}, "found nan; no setting"), ({"lr": -1}, "found -1; no setting"),
+    ({"lr": 1e39}, "found 1e+39; no setting"), ({"momentum": 1}, "found 1; no setting"),
+    ({"lr": 10**400}, "found a number of 1329 bits; no setting"),
+    ({"lr": True}, "found True; no setting"), ({"lr": [7] * 400}, "7,…; no setting"),
+    ({"foo": 1}, "expected no foo, found 1; no setting"),
+    ({"dn_period": 3}, "expected no dn_period, found 3; no setting"),
     ({"name": "sgd"}, "found sgd (arrays momentum); resume with --outer-optimizer sgd"),
     ({"name": "x" * 500}, "x… (arrays momentum); no setting"),
     ({"name": "a\nb"}, "found 'a\\nb' (arrays momentum); no setting")])

@@ -235,7 +235,7 @@ class Witness:
 
     def on_broadcast(self, action: act.Broadcast) -> None:
         self.visible(action.version)
-        if action.version == 0:
+        if action.version == 0 == self.scheduler.global_step:
             self.history.note_cut(0)
 
     def on_sendfinal(self, action: act.SendFinal) -> None:
