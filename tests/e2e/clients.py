@@ -60,8 +60,12 @@ class Fixture:
         return client, self.server.accept()
 
 
+CLIENT_THREADS = ("syncer-supervisor", "syncer-close", "syncer-read-", "syncer-write-")
+
+
 def client_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("syncer-")]
+    """Those of clients of this process; servers and their logs have threads, too."""
+    return [t.name for t in threading.enumerate() if t.name.startswith(CLIENT_THREADS)]
 
 
 def ends(sockets) -> bool:
