@@ -86,6 +86,13 @@ MEANINGS = {
     "recovery replay": "the catch-up of a learner again, because its older connection died late",
     "contribution left out: the merge would not be finite":
         "a learner's training has blown up; the others are merged without it, see merge.md",
+    "weight capped: it is far above those of the other learners":
+        "tokens and steps of its push say that it is worth more than 1,000 of the others",
+    "no push has a weight: merges change nothing":
+        "tokens or steps of every push are 0: learners that do not count; said again only after a "
+        "round with a weight",
+    "too few pushes for --robust: the round waits for more learners":
+        "everybody who is there has answered; with so few an outlier could not be told",
     "nothing finite is left to merge: new attempt":
         "the round is gathered again; `--nonfinite-limit` of them in a row end the run",
     "momentum begins anew: it alone is more than finite":

@@ -16,9 +16,16 @@ def answered_slots(round, config) -> list[int]:
             if slot.push is not None or (by_carry and learner in round.carried)]
 
 
+def enough(round, config) -> bool:
+    """Has the merge as many learners as it needs: one, or 2F + 1 to do without F?"""
+    learners = set(round.carried) | {i for i, slot in round.slots.items() if slot.push is not None}
+    needed = {None: 1, "median": 3}.get(config.robust) or 2 * config.robust + 1
+    return len(learners) >= needed
+
+
 def quorum_reached(round, config) -> bool:
     answered = answered_slots(round, config)
-    if config.fold == "exact":
+    if config.fold == "exact" or not enough(round, config):
         return False
     theta = config.quorum_capacity
     if theta is None:
@@ -44,7 +51,7 @@ def launch_gap_ns(scheduler) -> int:
 def decide(round, config, now_ns: int) -> str:
     """CLOSE, RELAUNCH or WAIT for a gathering round whose grace has been armed when it was due."""
     answered = answered_slots(round, config)
-    something = bool(round.carried) or any(s.push is not None for s in round.slots.values())
+    something = enough(round, config)
     if len(answered) >= len(round.slots) and something:
         return "CLOSE"
     soft_s = config.soft_deadline_s

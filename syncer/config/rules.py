@@ -113,9 +113,9 @@ def outliers_leave_a_value(config: Config) -> str | None:
     if config.robust is None:
         return None
     outliers = 1 if config.robust == "median" else config.robust
-    if config.least_pushes < 2 * outliers + 1:
+    if config.least_pushes < config.least_values:
         return (f"--robust without {outliers} outlier{'s' * (outliers > 1)} needs at least "
-                f"{2 * outliers + 1} pushes in every round, and a round may close with "
+                f"{config.least_values} pushes in every round, and a round may close with "
                 f"{config.least_pushes}: raise "
                 f"{'--quorum' if config.quorum_capacity is None else '--q-min'}")
     return None

@@ -389,6 +389,13 @@ class Config:
         return bool(getattr(self, option.name) != option.default)
 
     @property
+    def least_values(self) -> int:
+        """Learners without whom a merge has nothing to compare: 2F + 1 with `--robust`, else 1."""
+        if self.robust is None:
+            return 1
+        return 3 if self.robust == "median" else 2 * self.robust + 1
+
+    @property
     def least_pushes(self) -> int:
         """Fewest pushes with which a round may close."""
         return self.quorum if self.quorum_capacity is None else self.q_min

@@ -234,12 +234,13 @@ ROUNDS = broken(
      "round.answered >= min(policy.quorum, len(round.slots))"),
     ("6.5", "the capacity quorum ignores --q-min",
      "return (round.answered >= policy.q_min and\n", "return (round.answered >= 1 and\n"),
-    ("6.6", "the soft deadline ignores --q-min", "if round.answered < policy.q_min:", "if False:"),
+    ("6.6", "the soft deadline ignores --q-min",
+     "if round.answered < policy.q_min or not round.mergeable():", "if False:"),
     ("6.7", "grace is armed again at every event", "if round.quorum_ns != NEVER or not", "if not"),
     ("6.8", "the last sync's time is not taken off the grace",
      "since_launch_s - sync_s)\n    if", "since_launch_s)\n    if"),
     ("6.9", "an exact fold closes with a quorum",
-     "    if policy.exact_fold:\n        return False\n", ""),
+     "if policy.exact_fold or not round.mergeable():", "if not round.mergeable():"),
     ("4.4", "the pace knows no floor", "return max(floor_ns, <long long>(pace_ns + 0.5))",
      "return <long long>(pace_ns + 0.5)"),
 ) + broken(
@@ -334,13 +335,51 @@ EXCLUDING = broken(
     ("9.7", "a result does not begin the count anew",
      "self.fruitless.pop(fragment, None)", "pass"),
     ("9.7", "the one that was left out is asked again beside others",
-     "elif not all([member.learner in out for member in there]):", "elif False:"),
+     "elif len([member for member in there if member.learner not in out]) >= (\n"
+     "                self.policy.least_values):", "elif False:"),
     ("9.7", "nobody is asked when all were left out",
-     "elif not all([member.learner in out for member in there]):", "else:"),
+     "elif len([member for member in there if member.learner not in out]) >= (\n"
+     "                self.policy.least_values):", "else:"),
     ("9.7", "a fixed roster shrinks to those who are there",
      "expected = round.expected_members()", "pass"),
     ("9.7", "a carried delta that was left out comes again",
      "if contribution.carried and attempt == round.attempt:", "if False:"),
+)
+WEIGHTS = broken(
+    "core/rounds/contributions.pyx",
+    ("7.6", "the upper median of the others", "others[(len(others) - 1) // 2]",
+     "others[len(others) // 2]"),
+    ("7.6", "a learner is compared with itself", "for w, who in weighed if who != learner]",
+     "for w, who in weighed]"),
+    ("7.6", "weights of 0 count among the others",
+     "return sorted([entry for entry in found if entry[0] > 0])", "return sorted(found)"),
+    ("7.6", "a weight of 100 times the others is too much", "RATIO = 1000.0", "RATIO = 100.0"),
+) + broken(
+    "core/rounds/gathering.pyx",
+    ("7.6", "weights are told and not capped",
+     "return contribution._replace(weight=most * contribution.discount)", "return contribution"),
+    ("7.7", "a fold knows nothing of the round before it", "self.weighed or sorted([", "sorted(["),
+    ("7.7", "a fold caps no weight before the first merge",
+     "round.weights[push.learner, late is not None] = contribution.weight",
+     "round.weights[push.learner, late is not None] = contribution.weight if self.weighed else 0"),
+    ("7.8", "nobody hears that nothing has a weight", "if self.weightless and not before:",
+     "if False:"),
+    ("7.8", "it is said of every round", "if self.weightless and not before:",
+     "if self.weightless:"),
+    ("6.14", "nobody hears what a robust round waits for",
+     "        round.told_too_few = True\n        return self.warn(",
+     "        return 0\n        return self.warn("),
+    ("6.14", "it is said at every event", "        round.told_too_few = True\n", ""),
+) + broken(
+    "core/rounds/closing.pyx",
+    ("6.14", "everybody's answers close a robust round, however few",
+     "len(round.slots), round.mergeable(),", "len(round.slots), round.contributed(),"),
+    ("6.14", "a robust round has its quorum with too few",
+     "if policy.exact_fold or not round.mergeable():", "if policy.exact_fold:"),
+) + broken(
+    "core/rounds/round.pyx",
+    ("6.14", "a learner counts twice, by its carried delta",
+     "found += slot is None or slot.push is None", "found += 1"),
 )
 COMMITTING = broken(
     "core/run/committing.pyx",
@@ -495,5 +534,5 @@ CATCHUPS = broken(
     ("15.3", "a dead link keeps its turn", "elif place < self.at_once <", "elif 1 < 0 <"),
 )
 
-MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + SCHEDULER + COMMITTING
-             + ENDING + OUTBOX + DOOR + CATCHUPS)
+MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
+             + COMMITTING + ENDING + OUTBOX + DOOR + CATCHUPS)

@@ -25,6 +25,8 @@ REQUIRED = frozenset({
     "nothing finite is left to merge: new attempt", "a fold was not finite",
     "momentum begins anew: it alone is more than finite",
     *act.PushRefusal, "asked again after a refused push",
+    "weight capped: it is far above those of the other learners",
+    "too few pushes for --robust: the round waits for more learners",
     "stale push under an exact fold", "stale base-relative delta admitted", "tape released",
     # late carry
     "late push carried into round", "late push waits for the next round", "carry answers",

@@ -1,11 +1,14 @@
 """The formulas of the round logic against the worked examples of their description."""
 
+import random
+
 import pytest
 
 from syncer.config import Config
 from syncer.core.actions import Admit
 from syncer.core.events import Disconnected, Hello
 from syncer.core.rounds.closing import Verdict, decide_close, grace_ns, launch_interval_ns
+from syncer.core.rounds.contributions import most_over
 from syncer.core.rounds.membership import Member
 from syncer.core.run.scheduler import Scheduler
 
@@ -128,3 +131,19 @@ def test_generations_are_remembered_within_a_bound():
     assert admitted(0, 1)
     assert not admitted(0, 3)
     assert not admitted(1, 1)
+
+
+def test_a_weight_is_capped_at_1000_times_the_lower_median_of_the_others():
+    """Against its own words, with one or two entries of each learner, and near the cap."""
+    rng = random.Random(3)
+    for _ in range(3000):
+        found = [(rng.choice([1.0, 2.0, 999.0, 1000.0, 1e6, 1e300]) * rng.choice([1, 1, 1.5]),
+                  learner) for learner in range(rng.randint(1, 6))
+                 for _ in range(rng.choice([1, 1, 2]))]
+        weighed = sorted(found)
+        for weight, learner in found:
+            others = sorted(w for w, who in found if who != learner)
+            cap = 1000.0 * others[(len(others) - 1) // 2] if others else float("inf")
+            assert most_over(weighed, learner, weight) == min(weight, cap), (weighed, learner)
+    assert most_over([], 0, 7.0) == 7.0
+    assert most_over([(1.0, 1)], 0, 0.0) == 0.0

@@ -28,6 +28,9 @@ An exact fold has no quorum (rule 6.9): its weights are those of the whole roste
 may have a soft deadline (rule 6.6), which takes what is there when waiting costs more than it
 brings.
 
+--robust (rule 6.14) needs 2F + 1 learners to do without F of them. With fewer nothing could be left
+out, and one of two would decide: such a round waits as one below quorum does, whoever has answered.
+
 rule 4.4. Launches keep a distance, so that each fragment is merged once in H steps of the slowest
     learner, and all fragments are spread evenly over that time. What is kept is when a launch
     happened, never when the next may: an estimate that was wrong for a moment rules only until the
@@ -44,7 +47,7 @@ from syncer.core.rounds.round cimport Round
 cdef Verdict verdict_of(Policy policy, Round round, long long now_ns):
     """What to do with a gathering round whose grace has been armed if it was due."""
     return decide_close(
-        now_ns, round.answered, len(round.slots), round.contributed(), round.quorum_ns != NEVER,
+        now_ns, round.answered, len(round.slots), round.mergeable(), round.quorum_ns != NEVER,
         round.grace_deadline_ns, round.quorum_deadline_ns, soft_deadline_of(policy, round))
 
 
@@ -77,7 +80,7 @@ cdef bint quorum_reached(Policy policy, Round round):
 
     An exact fold has no quorum but everybody: it closes when all have answered, or not at all.
     """
-    if policy.exact_fold:
+    if policy.exact_fold or not round.mergeable():
         return False
     if policy.quorum_capacity is None:
         return round.answered >= policy.quorum
@@ -90,14 +93,15 @@ cdef long long soft_deadline_of(Policy policy, Round round):
     """When this round closes with what it has, NEVER if that rule does not apply to it now."""
     if policy.quorum_capacity is None or policy.soft_deadline_ns == 0:
         return NEVER
-    if round.answered < policy.q_min:
+    if round.answered < policy.q_min or not round.mergeable():
         return NEVER
     return round.launch_ns + policy.soft_deadline_ns
 
 
 cdef Py_ssize_t relaunch_needs(Policy policy):
     """Launchable learners without whom a new attempt could not reach quorum."""
-    return policy.quorum if policy.quorum_capacity is None else policy.q_min
+    return max(policy.quorum if policy.quorum_capacity is None else policy.q_min,
+               policy.least_values)
 
 
 # rule 6.1, rule 6.2, rule 6.3

@@ -6,12 +6,20 @@ rule 7.1. The order is that of (learner, generation), whatever order the pushes 
 sum of floats depends on its order: with it the same set of pushes gives the same bits on every
 machine and in every replay. A delta that was carried into the round stands before its learner's own
 push of this round, which is later in that learner's life; unless it comes from a newer connection.
+
+rule 7.6. The weight is what a learner says of itself, and nothing keeps it from saying 2^64 tokens:
+    its delta would be the round's. A thousand times what is usual among the others is more than any
+    honest difference of machines, batches and pauses. The lower median, because with two others it
+    is the smaller one that a third cannot raise; only of positive weights, because otherwise one
+    learner that says 0 could take all weight from the only other one.
 """
 
 from syncer.core import actions as act
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.rounds.policy cimport Policy
 from syncer.core.rounds.round cimport Round, Slot
+
+cdef double RATIO = 1000.0
 
 
 cdef object contribution_of(Policy policy, object push, Carried late=None):
@@ -36,10 +44,43 @@ cdef list contributions_of(Policy policy, Round round):
         late = round.carried.get(learner)
         own = None if slot is None else slot.push
         if late is not None and (own is None or late.push.generation <= own.generation):
-            found.append(contribution_of(policy, late.push, late))
+            found.append(as_folded(round, contribution_of(policy, late.push, late)))
             late = None
         if own is not None:
-            found.append(contribution_of(policy, own))
+            found.append(as_folded(round, contribution_of(policy, own)))
         if late is not None:
-            found.append(contribution_of(policy, late.push, late))
+            found.append(as_folded(round, contribution_of(policy, late.push, late)))
     return found
+
+
+cdef object as_folded(Round round, object contribution):
+    """With a fold: with the weight that it has in the sums, and without its payload."""
+    if not round.folds:
+        return contribution
+    return contribution._replace(
+        payload=None, weight=round.weights[contribution.learner, contribution.carried])
+
+
+# rule 7.6
+cpdef double most_over(list weighed, object learner, double weight) except? -1:
+    """What this weight is capped at beside these others, or itself.
+
+    weighed: (weight, learner), ascending, all positive; entries of the learner itself do not count.
+    """
+    cdef Py_ssize_t n = len(weighed)
+    cdef list others
+    cdef double most
+    # at most two entries are its own, so that the lower median of the others is never below this
+    if n == 0 or weight <= RATIO * <double>weighed[max(0, (n - 1) // 2 - 1)][0]:
+        return weight
+    others = [w for w, who in weighed if who != learner]
+    if not others:
+        return weight
+    most = RATIO * <double>others[(len(others) - 1) // 2]
+    return min(weight, most)
+
+
+cdef list weighed_of(Policy policy, object contributions):
+    """(weight, learner) of those that have one, ascending, as their counters say."""
+    cdef list found = [(policy.weight(c), c.learner) for c in contributions]
+    return sorted([entry for entry in found if entry[0] > 0])

@@ -88,7 +88,8 @@ cdef class Excluding(Admission):
                 self.emit(act.Release(late.push.payload))
         if self.policy.fixed_roster:
             expected = round.expected_members()
-        elif not all([member.learner in out for member in there]):
+        elif len([member for member in there if member.learner not in out]) >= (
+                self.policy.least_values):
             expected = there = [member for member in there if member.learner not in out]
         round.folds = False
         self.reopen(round, expected)

@@ -15,6 +15,8 @@ cdef class Gathering(Ground):
     cdef readonly long long launched_ns      # the newest launch; long ago before the first
     cdef long long retry_ns                  # nobody was there to launch to: not before this
     cdef readonly long long sync_ns          # compute + commit + broadcast of the last commit
+    cdef readonly list weighed               # (weight, learner) of the round merged last
+    cdef readonly bint weightless            # it had no weight at all
     cdef readonly set unfolded               # fragments whose rounds keep their pushes apart
     cdef readonly CarryQueue late            # None before the session is known
 
@@ -26,9 +28,12 @@ cdef class Gathering(Ground):
     cdef int launch(self) except -1
     cdef int open_fold(self, Round round) except -1
     cdef int fold(self, Round round, object push, Carried late=*) except -1
+    cdef object capped(self, Round round, object contribution, list weighed)
     cdef int pull(self, Round round, tuple members) except -1
     cdef int settle_all(self) except -1
     cdef int settle(self, Round round) except -1
+    cdef int look_weightless(self, Round round) except -1
+    cdef int look_too_few(self, Round round) except -1
     cdef int close(self, Round round) except -1
     cdef int quorum_timeout(self, Round round) except -1
     cdef int pull_missing(self, Round round, dict fields) except -1

@@ -29,6 +29,10 @@ lost.
 rule 7.2. With a fold a push is added to the round's sum as it comes, in the order of the actions. A
     fold is opened at launch and at relaunch; what was carried in is folded first.
 
+rule 7.7. What is folded has a weight at once: the cap is found among those that were merged before.
+rule 7.8. Tokens or steps of 0 are a weight of 0. One learner may have reason to; a whole round of
+    them changes nothing, and somebody who forgot to count would train for nothing without a word.
+
 rule 8.3. A late push that waits joins its fragment's next round at the launch, in learner order.
 rule 8.4. One that lies more than --max-carry-lag merges of the fragment behind is given back.
 rule 8.5. Each merge it lies behind costs a factor --carry-gamma of its weight.
@@ -41,7 +45,8 @@ from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.carry cimport Carried, CarryQueue
 from syncer.core.rounds.closing cimport (
     Verdict, arm_grace, launch_interval_ns, relaunch_needs, time_of_verdict, verdict_of)
-from syncer.core.rounds.contributions cimport contribution_of, contributions_of
+from syncer.core.rounds.contributions cimport (
+    contribution_of, contributions_of, most_over, weighed_of)
 from syncer.core.rounds.ground cimport Ground
 from syncer.core.rounds.membership cimport LONG_AGO, Member
 from syncer.core.rounds.round cimport Round, Slot
@@ -66,6 +71,8 @@ cdef class Gathering(Ground):
         self.gathering = []
         self.versions = []
         self.unfolded = set()
+        self.weighed = []
+        self.weightless = False
         self.next_step = 1
         self.launched_ns = LONG_AGO
 
@@ -87,6 +94,8 @@ cdef class Gathering(Ground):
         self.global_step = round.step
         self.versions[round.fragment] = round.step
         round.committed_ns = self.now_ns
+        if self.policy.folds:
+            self.weighed = weighed_of(self.policy, round.contributions) or self.weighed
         if self.policy.late_carry:
             self.late.note_merged(round.step, round.heard())
         return 0
@@ -150,11 +159,29 @@ cdef class Gathering(Ground):
             self.fold(round, late.push, late)
         return 0
 
+    # rule 7.7
     cdef int fold(self, Round round, object push, Carried late=None) except -1:
+        cdef object contribution
+        cdef list before
         if round.folds:
-            self.emit(act.Fold(round.step, round.fragment, round.attempt,
-                               contribution_of(self.policy, push, late)))
+            before = self.weighed or sorted([
+                (weight, learner) for (learner, _), weight in round.weights.items() if weight > 0])
+            contribution = self.capped(round, contribution_of(self.policy, push, late), before)
+            round.weights[push.learner, late is not None] = contribution.weight
+            self.emit(act.Fold(round.step, round.fragment, round.attempt, contribution))
         return 0
+
+    cdef object capped(self, Round round, object contribution, list weighed):
+        """With a weight that is not too far above those of the others."""
+        cdef double weight = self.policy.weight(contribution)
+        cdef double most = most_over(weighed, contribution.learner, weight)
+        if most == weight:
+            return contribution
+        self.warn("weight capped: it is far above those of the other learners", {
+            "learner": contribution.learner, "generation": contribution.generation,
+            "fragment": round.fragment, "step": round.step, "attempt": round.attempt,
+            "weight": weight, "cap": most})
+        return contribution._replace(weight=most * contribution.discount)
 
     cdef int pull(self, Round round, tuple members) except -1:
         if round.asking:
@@ -179,17 +206,42 @@ cdef class Gathering(Ground):
             self.close(round)
         elif verdict == Verdict.RELAUNCH:
             self.quorum_timeout(round)
+        else:
+            self.look_too_few(round)
         return 0
 
     cdef int close(self, Round round) except -1:
         """From here on no push finds the round. What a fold holds is named without its payload."""
         cdef list merged = contributions_of(self.policy, round)
-        if round.folds:
-            merged = [contribution._replace(payload=None) for contribution in merged]
+        cdef list weighed
+        if not round.folds:
+            weighed = weighed_of(self.policy, merged)
+            merged = [self.capped(round, contribution, weighed) for contribution in merged]
         self.gathering.remove(round)
         round.start_computing(tuple(merged))
+        self.look_weightless(round)
         return self.emit(act.StartMerge(round.step, round.fragment, round.base,
                                         round.contributions))
+
+    # rule 7.8
+    cdef int look_weightless(self, Round round) except -1:
+        """Say so when parameters stop to change because nobody's push has a weight."""
+        cdef bint before = self.weightless
+        self.weightless = all([contribution.weight == 0 for contribution in round.contributions])
+        if self.weightless and not before:
+            self.warn("no push has a weight: merges change nothing", {
+                "step": round.step, "fragment": round.fragment})
+        return 0
+
+    cdef int look_too_few(self, Round round) except -1:
+        """Say once in an attempt that everybody has answered and that this is not enough."""
+        if (round.told_too_few or round.answered < len(round.slots) or not round.contributed()
+                or round.mergeable()):
+            return 0
+        round.told_too_few = True
+        return self.warn("too few pushes for --robust: the round waits for more learners", {
+            "step": round.step, "attempt": round.attempt, "pushes": round.pushed,
+            "needed": self.policy.least_values})
 
     # rule 6.11
     cdef int quorum_timeout(self, Round round) except -1:

@@ -34,6 +34,7 @@ cdef class Policy:
     cdef readonly bint exact_fold
     # what a merge leaves out
     cdef readonly long long nonfinite_limit
+    cdef readonly Py_ssize_t least_values    # of --robust
     # late carry
     cdef readonly bint late_carry
     cdef readonly bint carry_answers_round

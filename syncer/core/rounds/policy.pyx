@@ -71,6 +71,7 @@ cdef class Policy:
         self.carry_gamma = config.carry_gamma
         self.max_carry_lag = config.max_carry_lag
         self.nonfinite_limit = config.nonfinite_limit
+        self.least_values = config.least_values
         self.learner_budget_steps = config.learner_budget_steps or 0
 
     # rule 5.8

@@ -39,6 +39,8 @@ cdef class Round:
     cdef readonly list joined                # ids that entered by late join
     cdef readonly Py_ssize_t stale_refused
     cdef readonly tuple contributions        # once computing; what is merged, once computed
+    cdef readonly dict weights               # (learner, carried) -> weight, of what is in a fold
+    cdef readonly bint told_too_few          # in this attempt
     cdef readonly list excluded              # (contribution, attempt, element) of what was left out
     cdef readonly bint folds                 # of this attempt: pushes are added up as they come
     cdef readonly long long compute_ns
@@ -50,6 +52,7 @@ cdef class Round:
 
     cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1
     cdef bint contributed(self) noexcept
+    cdef bint mergeable(self)
     cdef bint answers(self, Slot slot)
     cdef int count_answer(self, Slot slot) except -1
     cdef int accept(self, Slot slot, object push) except -1

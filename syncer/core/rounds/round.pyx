@@ -13,6 +13,9 @@ generation of its learner (rule 3.4), `join` (rule 3.5), `drop_slot` (rule 5.6, 
 launch (rule 6.12). The first three leave attempt, base, launch time and every deadline as they are
 (rule 3.6): who comes late must not move the moment for which the others wait.
 
+rule 6.14. A robust merge compares learners: with fewer than 2F + 1 there is nothing to merge yet,
+and of a learner that carried a delta in and pushed as well only one counts.
+
 Carried deltas belong to the round and not to an attempt (rule 8.7): a new launch keeps them.
 Whether one is its learner's answer is asked of the slot (rule 8.6), so that a push and a carried
 delta of one learner count once.
@@ -65,6 +68,8 @@ cdef class Round:
         self.asking = {}
         self.answered = 0
         self.pushed = 0
+        self.weights = {}
+        self.told_too_few = False
         self.capacity_expected = 0
         self.capacity_answered = 0
         for member in members:
@@ -89,6 +94,16 @@ cdef class Round:
     cdef bint contributed(self) noexcept:
         """Would a merge have anything to merge?"""
         return self.pushed > 0 or len(self.carried) > 0
+
+    # rule 6.14
+    cdef bint mergeable(self):
+        """Is there a contribution of as many learners as the merge needs?"""
+        cdef Py_ssize_t found = self.pushed
+        cdef Slot slot
+        for learner in self.carried:
+            slot = self.slots.get(learner)
+            found += slot is None or slot.push is None
+        return found >= self.policy.least_values
 
     # rule 8.6
     cdef bint answers(self, Slot slot):
