@@ -65,13 +65,17 @@ static void average(const sm_merge_job *job, sm_work *work) {
 }
 
 /* Factors of the mean direction: every gradient as a unit vector. One of norm 0 has none and keeps
- * no factor; it counts in the mean radius alone. */
+ * no factor; it counts in the mean radius alone. Without outliers weights play no part, and one of
+ * norm 0 is a vector of zeros: the rule needs as many values as there are learners. */
 static void direct(const sm_merge_job *job, sm_work *work) {
     work->directed = 1;
     for (size_t l = 0; l < job->pushes.learners; l++) {
         sm_share *share = &work->share[l];
+        double weight = job->trim >= 0 ? 1.0 : job->weight[l] / job->weight_sum;
         if (share->norm != 0.0)
-            share->k = sm_unit_factor(job->weight[l] / job->weight_sum, share->norm);
+            share->k = sm_unit_factor(weight, share->norm);
+        else if (job->trim >= 0)
+            share->k = 0.0f;
     }
 }
 
@@ -91,7 +95,10 @@ static void pass_direction(void *context, const sm_task *task, size_t block, siz
     float *direction = job->arrays.params_out;
     for (size_t b = block; b < block + blocks; b++) {
         size_t at = sm_element(task, b), n = sm_extent(task, b);
-        combine(&job->pushes, task->work, at, n, direction + at, task->scratch + SK_BLOCK);
+        if (job->trim >= 0)
+            sm_trimmed(job, task->work, at, n, direction + at, task->scratch + SK_BLOCK);
+        else
+            combine(&job->pushes, task->work, at, n, direction + at, task->scratch + SK_BLOCK);
         sk_active.reduce->sumsq(direction + at, n, task->work->sums + b);
     }
 }
@@ -104,6 +111,10 @@ static void finish_direction(void *context, const sm_task *task) {
     double length = sqrt(sm_tensor_total(task->plan, task->tensor, work->sums)), radial = 0.0;
     if (length < NO_DIRECTION) {
         average(job, work);
+        return;
+    }
+    if (job->trim >= 0) {
+        work->rescale = (float)(sm_trimmed_radius(job, work) / length);
         return;
     }
     for (size_t l = 0; l < job->pushes.learners; l++)

@@ -53,6 +53,7 @@ void sm_correct(sm_pushes *pushes, const sm_task *task, int mode);
 /* merge_trim.c */
 void sm_trimmed(const sm_merge_job *job, const sm_work *work, size_t at, size_t n, float *out,
                 float *strips);
+double sm_trimmed_radius(const sm_merge_job *job, const sm_work *work);
 
 /* merge_stats.c */
 void sm_note_stats(const sm_merge_job *job, size_t at, size_t n, size_t block, float *merged);

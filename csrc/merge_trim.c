@@ -21,6 +21,7 @@ static void exchange(float *low, float *high, size_t n) {
 
 /* Each element: its values are sorted over the learners, and the mean of all but the `trim` lowest
  * and highest is added ascending in f64, divided there, and rounded once. Weights play no part.
+ * With `directed` (rda) the values are those of unit vectors.
  * strips: [learners][SM_SORTED], short enough that all learners' stay in the cache together. */
 void sm_trimmed(const sm_merge_job *job, const sm_work *work, size_t at, size_t n, float *out,
                 float *strips) {
@@ -32,6 +33,7 @@ void sm_trimmed(const sm_merge_job *job, const sm_work *work, size_t at, size_t 
             float *strip = strips + l * SM_SORTED;
             const float *d = sm_corrected(&job->pushes, work, l, at + s, len, strip);
             if (d != strip) memcpy(strip, d, len * sizeof *d);
+            if (work->directed) sk_active.blend->scale(strip, work->share[l].k, len);
             for (size_t j = l; j > 0; j--)
                 exchange(strips + (j - 1) * SM_SORTED, strips + j * SM_SORTED, len);
         }
@@ -40,4 +42,18 @@ void sm_trimmed(const sm_merge_job *job, const sm_work *work, size_t at, size_t 
             for (size_t i = 0; i < len; i++) sum[i] += (double)strips[l * SM_SORTED + i];
         for (size_t i = 0; i < len; i++) out[s + i] = (float)(sum[i] / (double)(end - first));
     }
+}
+
+/* The same mean of the norms: those of the gradients as they enter, ascending, in f64. */
+double sm_trimmed_radius(const sm_merge_job *job, const sm_work *work) {
+    size_t learners = job->pushes.learners, first = (size_t)job->trim, end = learners - first;
+    double *sorted = work->sums + work->stride; /* rows that no pass needs any more */
+    double sum = 0.0;
+    for (size_t l = 0; l < learners; l++) {
+        size_t j = l;
+        for (; j > 0 && sorted[j - 1] > work->share[l].norm; j--) sorted[j] = sorted[j - 1];
+        sorted[j] = work->share[l].norm;
+    }
+    for (size_t l = first; l < end; l++) sum += sorted[l];
+    return sum / (double)(end - first);
 }

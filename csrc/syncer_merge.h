@@ -107,7 +107,8 @@ typedef struct {
     sm_pushes pushes;
     const double *weight; /* [pushes.learners] */
     double weight_sum;    /* left to right; of a fold, over all its pushes */
-    int trim; /* avg: -1, or mean of each element without its `trim` lowest and highest values */
+    int trim; /* -1, or mean of each element (rda: of the unit vectors, and of the norms) without its
+               * `trim` lowest and highest values */
     const sm_fold_sums *fold; /* NULL, or the fold; only read */
     float fold_scale;         /* its average is sum * fold_scale */
     const float *merged;      /* NULL, or the merged gradient itself */

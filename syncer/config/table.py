@@ -314,7 +314,8 @@ class Config:
         metavar="median|NORM", unset="deltas of any length", hashed="by name"))
     robust: int | Median | None = setting(default=None, row=Option(
         "merge", ROBUST,
-        "avg fragments: element-wise median, or mean without the F lowest and highest",
+        "element-wise median, or mean without the F lowest and highest; of directions and "
+        "of lengths on rda and iso fragments",
         metavar="median|trimmed-mean:F", unset="weighted mean", hashed="by name"))
     nonfinite_limit: int = setting(default=10, row=Option(
         "merge", Whole(1, U32),

@@ -299,8 +299,9 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
     state, state_out: buffers of the optimizer's arrays (momentum first). outer: a STEP_ constant;
     STEP_NONE writes the merged gradient itself to params_out. scalars: (lr, mu, period, k), rounded
     to f32 here. heloco: (c_ok, k_s, k_d, beta_max, kappa, eps) or None. clip: a factor for each
-    gradient, rounded to f32, or None. trim: avg only; -1, or the mean of each element without its
-    `trim` lowest and highest values. most: a FINITE_ constant.
+    gradient, rounded to f32, or None. trim: -1, or the mean of each element (rda: of the unit
+    vectors, and of the norms) without its `trim` lowest and highest values. most: a FINITE_
+    constant.
 
     Returns (gnorm, bad, statistics): gnorm is the norm of the merged gradient, f64; bad the first
     element of which a result is above `most` or no number, or -1 (with one, the outputs hold

@@ -203,8 +203,7 @@ class FragmentStore:
         if self._clip_norm is not None:
             lengths = engine.norms(self._plans[fragment], gradients)
             source["clip"] = clip_factors(self._clip_norm, lengths) if gradients else None
-        if self.layout.fragments[fragment].merge_mode == AVG:
-            source["trim"] = trim(self._robust, len(gradients)) if gradients else -1
+        source["trim"] = trim(self._robust, len(gradients)) if gradients else -1
         return source
 
     def _to_blame(self, fragment: int, element: int, source: _Source) -> int | None:
@@ -319,7 +318,8 @@ class FragmentStore:
             "most": self._most}
         if layout.merge_mode != ISO:
             return engine.run(plan, mode=layout.merge_mode, outer=kernel, **source, **common)
-        gnorm, bad, first = engine.run(plan, mode=AVG, outer=engine.STEP_NONE, **source, **common)
+        mode = AVG if self._robust is None else RDA  # of its matrices: direction and length apart
+        gnorm, bad, first = engine.run(plan, mode=mode, outer=engine.STEP_NONE, **source, **common)
         if bad >= 0:
             return gnorm, bad, None
         flatten_all(floats(outputs[0]), layout.shapes, self._threads)

@@ -5,9 +5,12 @@ blocked sums of squares, in tensor order):
 
   clip     limit L: a value, or the median of the round's norms (of an even count, the mean of the
            middle two). Where n > L every element is multiplied by f32(L/n), before the correction.
-  trimmed  avg fragments: each element is the mean of the learners' values without the F lowest and
+  trimmed  each element is the mean of the learners' values without the F lowest and
            highest: sorted, added ascending in f64 from +0, divided, rounded once. Weights play no
            part, but a round of weight 0 is still +0.
+           On rda fragments of the unit vectors, which give the direction, and of their norms,
+           which give its length; a vector of norm 0 has values of 0. Where they cancel to less than
+           1e-12, of the gradients as they are. On iso fragments as rda, then flattened.
   median   the same with the largest F that leaves one value, or two.
 """
 

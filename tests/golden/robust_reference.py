@@ -24,6 +24,7 @@ from tests.golden.merge_reference import (
     bits,
     f32,
     merge_fragment,
+    norm,
     seq_sum,
     sumsq,
 )
@@ -53,6 +54,22 @@ def clip(grads, numels, limit):
             for g, n in zip(grads, norms, strict=True)]
 
 
+def robust_rda(grads, drop):
+    """rda of one tensor without outliers: the trimmed mean of the unit vectors, as long as the
+    trimmed mean of the norms."""
+    norms = [norm(g) for g in grads]
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        factors = [F32(F64(1) / n) for n in norms]
+    units = [g * k if n != 0 and np.isfinite(k) else np.zeros_like(g)
+             for g, k, n in zip(grads, factors, norms, strict=True)]
+    direction = trimmed_mean(units, drop)
+    length = norm(direction)
+    if length < 1e-12:
+        return trimmed_mean(grads, drop)
+    kept = sorted(norms)[drop:len(norms) - drop]
+    return direction * F32(seq_sum(kept) / F64(len(kept)) / length)
+
+
 def trimmed_mean(grads, drop):
     """Per element: values sorted, `drop` left out at each end, the rest added ascending in f64 from
     +0, divided by their number, rounded to f32 once."""
@@ -62,6 +79,13 @@ def trimmed_mean(grads, drop):
     for row in kept:
         total = total + row
     return (total / F64(len(kept))).astype(F32)
+
+
+def robust_fragment(grads, drop, correction):
+    """rda of a fragment without outliers: corrected first, then tensor by tensor."""
+    entering = [merge_fragment([g], [F64(1)], NUMELS, MERGE_AVG, MOM, correction) for g in grads]
+    tensors = zip(*(cuts(g, NUMELS) for g in entering), strict=True)
+    return np.concatenate([robust_rda(list(tensor), drop) for tensor in tensors])
 
 
 def median(grads):
@@ -80,6 +104,11 @@ def golden() -> dict:
                 out[f"clip_{name}_{'heloco_' if correction else ''}{mode_name}"] = bits(merged)
     for drop in (0, 1, 2):
         out[f"trimmed_mean_{drop}"] = bits(trimmed_mean(grads, drop))
+    for drop in (0, 1, 2):
+        for correction in (None, Heloco()):
+            name = f"rda_trimmed_{'heloco_' if correction else ''}{drop}"
+            out[name] = bits(robust_fragment(grads, drop, correction))
+    out["rda_trimmed_cancelling"] = bits(robust_fragment([G0, -G0, f32(np.zeros(6))], 0, None))
     out["median_of_five"] = bits(median(grads))
     out["median_of_four"] = bits(median(grads[:4]))
     out["median_of_two"] = bits(median(grads[:2]))

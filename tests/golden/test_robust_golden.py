@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from syncer.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 from tests.golden import merge_reference, robust_reference
 
@@ -53,3 +53,41 @@ def test_clip(name, limit, correction, mode, threads):
 ])
 def test_trimmed_means(name, robust, count):
     assert merged(AVG, GRADS[:count], robust=robust) == GOLDEN[name]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("correction", ["none", "heloco"])
+@pytest.mark.parametrize(("drop", "robust"), [(0, 0), (1, 1), (2, 2), (2, "median")])
+def test_directions_and_lengths_without_outliers(drop, robust, correction, threads):
+    name = f"rda_trimmed_{'heloco_' if correction == 'heloco' else ''}{drop}"
+    found = merged(RDA, GRADS, threads, robust=robust, delta_correction=correction)
+    assert found == GOLDEN[name]
+
+
+def test_directions_that_cancel_are_averaged_as_they_are():
+    grads = [GRADS[0], -GRADS[0], np.zeros(6, np.float32)]
+    assert merged(RDA, grads, robust=0) == GOLDEN["rda_trimmed_cancelling"]
+
+
+@pytest.mark.parametrize("mode", [RDA, ISO])
+@pytest.mark.parametrize("robust", [1, "median"])
+@pytest.mark.parametrize("wild", [1e30, -1e6, 0.0])
+def test_one_of_five_rules_neither_direction_nor_length(mode, robust, wild):
+    """The result stays near that of the honest four; the mean goes with the fifth."""
+    rng = np.random.default_rng(5)
+    common = rng.standard_normal(64)
+    honest = [(common + 0.3 * rng.standard_normal(64)).astype(np.float32) for _ in range(4)]
+    shapes = ((8, 8),) if mode == ISO else ()
+
+    def result(grads, **options):
+        store = FragmentStore(Layout((FragmentLayout(mode, (64,), shapes),)), lr=1.0, momentum=0.0,
+                              **options)
+        store.adopt(0, np.zeros(64, np.float32))
+        prepared = store.prepare(0, 1, [(i, 1, 1.0, g) for i, g in enumerate(grads)])
+        return prepared.result.params.astype(np.float64)
+
+    wanted = result(honest)
+    found = result([*honest[:2], (wild * common).astype(np.float32), *honest[2:]], robust=robust)
+    lengths = np.linalg.norm(wanted), np.linalg.norm(found)
+    assert wanted @ found / lengths[0] / lengths[1] > 0.9
+    assert 0.8 < lengths[1] / lengths[0] < 1.25

@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutation.catalogue import MUTATIONS, Mutation
+from tests.mutation.catalogue import MUTATIONS
+from tests.mutation.mistake import Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ["tests/scenarios", "tests/unit/test_core_formulas.py", "tests/unit/test_core_record.py",
