@@ -372,6 +372,9 @@ class Fleet:
         if "learner budget" in text:
             self.second_process()
         elif passes and not server.complete:
+            if "nothing finite" in text:          # somebody reads that, and mends the training
+                for learner in self.learners:
+                    learner.mend()
             server.crashed = True
             self.replace_server()
         elif server.status == 0 and self.more_steps:

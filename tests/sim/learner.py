@@ -368,6 +368,11 @@ class SimLearner:
         """Its training has blown up: values are numbers still, but what comes of them is not."""
         self.blown_up = self.world.rng.choice([1, 2, 30])
 
+    def mend(self) -> None:
+        """Its training is sound again, and what it had not known to have arrived is forgotten."""
+        self.blown_up = 0
+        self.sent.clear()
+
     def stale(self) -> None:
         """Its next push is of a version that has been merged over."""
         self.lagging = True
