@@ -10,6 +10,7 @@ import pytest
 
 from syncer.server import door, restraint, run_session, service
 from syncer.server.outgoing import Outgoing
+from syncer.wire.encode import encode_hello
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH
 from tests.sim.fleet import Fleet
@@ -296,3 +297,42 @@ def test_a_slow_data_socket_costs_no_quorum_timeout(eager, fold):
     fleet.play()
     fleet.check()
     assert ("asked again after a refused push" in fleet.marks) == bool(eager)
+
+
+def members_of(fleet: Fleet, learner: int) -> list[tuple[int, int]]:
+    """Connections of a learner, oldest first."""
+    session = fleet.server.server.session
+    return [] if session is None else [each for each in session.groups if each[0] == learner]
+
+
+def test_the_oldest_of_too_many_connections_of_a_learner_is_ended():
+    fleet = Fleet(9, config=toy_config(learners=1, total_steps=100_000), faults=[], settings={
+        "streams": 0, "impatience": 0, "misconfigured": 0, "tight": False,
+        "stranger_bytes": 1 << 20, "strangers": 1024})
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: members_of(fleet, 0))
+        run_session.CONNECTIONS_MAX = 2
+        (first,) = members_of(fleet, 0)
+        others = [Stranger(fleet, encode_hello(fleet.hello(0, generation), fleet.key), 30 * SECOND)
+                  for generation in (5, 6)]
+        fleet.world.wait(lambda: first not in members_of(fleet, 0))
+        assert set(members_of(fleet, 0)) == {(0, 5), (0, 6)}
+        assert not any(other.closed for other in others)
+        fleet.server.signal()
+        fleet.world.wait(lambda: fleet.server.over)
+
+
+def test_a_learner_whose_sockets_do_not_fit_beside_its_own_makes_room():
+    """Room for each learner once: its next connection takes the place of the one before."""
+    fleet = Fleet(10, config=toy_config(learners=2, total_steps=100_000), faults=[], settings={
+        "connections": 4, "tight": True, "streams": 3, "impatience": 0, "misconfigured": 0,
+        "stranger_bytes": 1 << 20, "strangers": 1024})
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: members_of(fleet, 0) and members_of(fleet, 1))
+        (first,) = members_of(fleet, 0)
+        Stranger(fleet, encode_hello(fleet.hello(0, 5), fleet.key), 30 * SECOND)
+        fleet.world.wait(lambda: (0, 5) in members_of(fleet, 0))
+        assert first not in members_of(fleet, 0)
+        assert fleet.server.server.capacity.promised == 8
+        fleet.server.signal()
+        fleet.world.wait(lambda: fleet.server.over)
