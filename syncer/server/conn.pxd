@@ -27,6 +27,7 @@ cdef class Channel(Handler):
     cdef bint mid_frame         # some bytes of `out[0]`'s frame are with the kernel
     cdef readonly bint blocked
     cdef bint again
+    cdef bint half_closed
     cdef int mask
     cdef long long progress_ns, write_timeout_ns
     cdef Timer stall, failure

@@ -147,7 +147,13 @@ cdef class Channel(Handler):
         return not self.out and not self.again and not self.closed and self.allowance != 0
 
     cpdef object send(self, list buffers, Bulk bulk=None):
-        """Write buffers (whole frames) behind what is not sent yet; then `owner.on_sent`."""
+        """Write buffers (whole frames) behind what is not sent yet; then `owner.on_sent`.
+
+        Once it is half-closed nothing more can be said, also not what a payload that was still
+        being decoded would deserve.
+        """
+        if self.half_closed:
+            return
         self.out.extend(buffers)
         self.bulk = bulk
         if not self.blocked:
@@ -275,6 +281,7 @@ cdef class Channel(Handler):
 
     def half_close(self):
         """No more bytes will be sent."""
+        self.half_closed = True
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except (OSError, MemoryError) as error:

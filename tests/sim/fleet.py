@@ -217,6 +217,7 @@ class Fleet:
         self.history.shown_step = step
         soon = self.config.learner_budget_steps is not None  # reports what it did before
         for learner in self.learners:
+            learner.done = False                  # the end that it knows is none of this history
             delay_ns = 0 if soon else self.world.rng.random() * 20 * SECOND
             self.world.after(delay_ns, learner.restart_if, learner.process)
 
