@@ -84,7 +84,12 @@ def trimmed_mean(grads, drop):
 def robust_fragment(grads, drop, correction):
     """rda of a fragment without outliers: corrected first, then tensor by tensor."""
     entering = [merge_fragment([g], [F64(1)], NUMELS, MERGE_AVG, MOM, correction) for g in grads]
-    tensors = zip(*(cuts(g, NUMELS) for g in entering), strict=True)
+    return robust_directions(entering, drop, NUMELS)
+
+
+def robust_directions(grads, drop, numels):
+    """rda of corrected gradients without outliers, tensor by tensor."""
+    tensors = zip(*(cuts(g, numels) for g in grads), strict=True)
     return np.concatenate([robust_rda(list(tensor), drop) for tensor in tensors])
 
 

@@ -136,13 +136,14 @@ def test_clipping_and_trimming_have_the_bits_of_the_reference(  # noqa: PLR0917
     n, momentum = sum(numels), reference.noise(91, sum(numels))
     clipped = grads if limit is None else robust_reference.clip(grads, numels, limit)
     constants = reference.Heloco() if heloco else None
-    if robust is None or mode == RDA:
+    if robust is None:
         merged = reference.merge_fragment(clipped, weights, numels, mode, momentum, constants)
     else:
         fixed = [reference.merge_fragment([g], [F64(1)], numels, AVG, momentum, constants)
                  for g in clipped]
         drop = (learners - 1) // 2 if robust == "median" else min(robust, (learners - 1) // 2)
-        merged = robust_reference.trimmed_mean(fixed, drop)
+        merged = (robust_reference.trimmed_mean(fixed, drop) if mode == AVG
+                  else robust_reference.robust_directions(fixed, drop, numels))
     expected = reference.nesterov(reference.noise(90, n), momentum, merged, 0.7, 0.9)
     for threads in THREADS:
         store = store_of(mode, numels, threads, robust=robust, clip_norm=limit,
