@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from types import SimpleNamespace
+
 import pytest
 
 from syncer.learner import client as client_module
@@ -35,6 +38,18 @@ def undisturbed(tmp_path_factory):
         assert server.wait() == 0
     names = {step: f"c.step-{step}" for step in range(STEPS)} | {STEPS: "c"}
     return {step: (directory / name).read_bytes() for step, name in names.items()}
+
+
+@pytest.fixture
+def stderr(monkeypatch):
+    """What the learners of this process have said there so far, as `getvalue()`.
+
+    For tests that look while others write: `capfd` loses what comes between its read and its
+    truncation.
+    """
+    said = io.StringIO()
+    monkeypatch.setattr(client_module, "sys", SimpleNamespace(stderr=said))
+    return said
 
 
 @pytest.fixture

@@ -199,14 +199,12 @@ def _refused(learner) -> int:
     return through
 
 
-def test_a_learner_says_where_the_run_and_itself_are(server, monkeypatch, capfd):
+def test_a_learner_says_where_the_run_and_itself_are(server, monkeypatch, stderr):
     """At the start, and on every connection: what protocol 4 lets it know."""
     monkeypatch.setattr("syncer.learner.client.backoff_s", lambda attempt: 0.0)
-    said = []
 
     def line(text: str) -> bool:
-        said.append(capfd.readouterr().err)
-        return text in "".join(said)
+        return text in stderr.getvalue()
 
     with learner_of(server, model(), learner_id=1) as learner:
         peer, fragments = server.accept(), len(learner.layout.fragments)

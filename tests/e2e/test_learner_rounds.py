@@ -432,15 +432,14 @@ def test_an_incomplete_cut_is_an_error_that_names_what_is_missing(server, quick)
             learner.finish(DEADLINE_S)
 
 
-def test_a_long_wait_for_the_cut_shows_progress(server, quick, monkeypatch, capfd):
+def test_a_long_wait_for_the_cut_shows_progress(server, quick, monkeypatch, stderr):
     monkeypatch.setattr(learner_module, "WAIT_REPORT_S", 0.0)
     with learner_of(server, model(), learner_id=1) as learner:
         peer = server.accept()
         done = in_thread(lambda: learner.finish(DEADLINE_S))
-        lines = []
-        until(lambda: lines.append(capfd.readouterr().err) or "manifest missing" in lines[-1],
-              "a progress line")
-        assert "[yeto-syncer-client] waiting for the final cut (manifest missing), " in lines[-1]
+        until(lambda: "manifest missing" in stderr.getvalue(), "a progress line")
+        assert "[yeto-syncer-client] waiting for the final cut (manifest missing), " in (
+            stderr.getvalue())
         send_cut(peer, learner, model(2), 7)
         assert done().finished
 

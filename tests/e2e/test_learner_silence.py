@@ -15,13 +15,11 @@ def server():
         yield each
 
 
-def test_a_learner_without_news_says_so_and_what_it_waits_for(server, monkeypatch, capfd):
+def test_a_learner_without_news_says_so_and_what_it_waits_for(server, monkeypatch, stderr):
     monkeypatch.setattr(news_module, "SILENCE_MIN_S", 0.3)
-    lines = []
 
     def said(text: str) -> bool:
-        lines.extend(capfd.readouterr().err.splitlines())
-        return any(text in line for line in lines)
+        return text in stderr.getvalue()
 
     with learner_of(server, model(), learner_id=1, fragments=1, pattern="strided") as learner:
         peer = server.accept()
@@ -39,15 +37,14 @@ def test_a_learner_without_news_says_so_and_what_it_waits_for(server, monkeypatc
         step_until(learner, lambda s: s.answered)
         until(lambda: said(f"waiting for the merge of step {step}, for which it has sent"),
               "the line")
-        assert sum("no news of" in line for line in lines) == 1
+        assert stderr.getvalue().count("no news of") == 1
         merge(8)
-        until(lambda: said("news of"), "the end of the silence is said")
+        until(lambda: said("again, after"), "the end of the silence is said")
         assert learner.step(1).connected
 
 
-def test_a_pull_that_waits_for_the_loop_is_named(server, monkeypatch, capfd):
+def test_a_pull_that_waits_for_the_loop_is_named(server, monkeypatch, stderr):
     monkeypatch.setattr(news_module, "SILENCE_MIN_S", 0.3)
-    err = []
     with learner_of(server, model(), learner_id=1) as learner:
         peer = server.accept()
         fragments = len(learner.layout.fragments)
@@ -57,20 +54,17 @@ def test_a_pull_that_waits_for_the_loop_is_named(server, monkeypatch, capfd):
         peer.pull(2, 8)
 
         def said() -> bool:
-            err.append(capfd.readouterr().err)
             return "waiting for this learner, which has not answered the pull of step 8" in (
-                "".join(err))
+                stderr.getvalue())
 
         until(said, "the line")
 
 
-def test_a_run_that_does_not_begin_is_said_to_be_waited_for(server, monkeypatch, capfd):
+def test_a_run_that_does_not_begin_is_said_to_be_waited_for(server, monkeypatch, stderr):
     monkeypatch.setattr(news_module, "UNKNOWN_S", 0.3)
-    err = []
 
     def said() -> bool:
-        err.append(capfd.readouterr().err)
-        return "waiting for the run to begin" in "".join(err)
+        return "waiting for the run to begin" in stderr.getvalue()
 
     with learner_of(server, model(), learner_id=1) as learner:
         server.accept()
