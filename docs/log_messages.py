@@ -47,6 +47,8 @@ MEANINGS = {
     "final state write tried again": "an error of the disk that may pass by",
     "the checkpoint that is there will be replaced; --resume would continue it":
         "a new run was started beside an old one's file: stop it now if that was not meant",
+    "other names of parameters are not used":
+        "learner 0 calls the parameters otherwise than the run does: the first names stay",
     "connection refused": "a socket was turned away, and told why",
     "connection without a complete first frame is closed":
         "a port scanner, or a learner behind a broken network",

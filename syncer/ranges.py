@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from syncer.values import U32, Choice, MedianOrNorm, MedianOrTrim, Real, Single, Whole
+from syncer.values import U32, Choice, Matching, MedianOrNorm, MedianOrTrim, Real, Single, Whole
 
 OuterOptimizer = Literal["nesterov", "delayed-nesterov", "sgd"]
 DeltaCorrection = Literal["heloco", "none"]
@@ -19,6 +19,8 @@ OUTER_OPTIMIZER: Choice[OuterOptimizer] = Choice(get_args(OuterOptimizer))
 DELTA_CORRECTION: Choice[DeltaCorrection] = Choice(get_args(DeltaCorrection))
 FOLD: Choice[FoldKind] = Choice(get_args(FoldKind))
 CHECKPOINT_FORMAT: Choice[CheckpointFormat] = Choice(get_args(CheckpointFormat))
+RUN = Matching("[A-Za-z0-9._-]{1,64}", "1 to 64 of the characters A-Z a-z 0-9 . _ -")
+"""What a run may be called."""
 
 
 class HelocoConstants(NamedTuple):

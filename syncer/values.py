@@ -7,6 +7,7 @@ than one room knows it, in ranges.py.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeGuard, TypeVar
@@ -172,6 +173,16 @@ class Text(Verbatim[str]):
 
     def admits(self, value: object) -> TypeGuard[str]:
         return isinstance(value, str) and "\0" not in value and can_be_encoded(value, "utf-8")
+
+
+class Matching(Verbatim[str]):
+    """Texts that are a pattern from end to end."""
+
+    def __init__(self, pattern: str, words: str):
+        self.pattern, self.words = re.compile(pattern, re.ASCII), words
+
+    def admits(self, value: object) -> TypeGuard[str]:
+        return isinstance(value, str) and self.pattern.fullmatch(value) is not None
 
 
 class Secret(Text):

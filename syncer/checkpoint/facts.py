@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from syncer.checkpoint.lineage import UNTOLD, Lineage
 from syncer.errors import CheckpointFormatError, CheckpointMismatch
 from syncer.layout import Layout
 from syncer.ranges import CHECKPOINT_FORMAT
@@ -24,6 +26,8 @@ STATES = ((), ("momentum",), ("momentum", "accumulator"))
 U32_MAX, U64_MAX = 2**32 - 1, 2**64 - 1
 Ledger = Mapping[int, tuple[int, int, int]]
 """learner id -> (merges, steps, tokens)."""
+NamedDims = tuple[tuple[str, tuple[int, ...]], ...]
+"""The parameters of one fragment as the framework calls them: (name, dimensions) each."""
 
 
 class Version(Protocol):
@@ -55,7 +59,8 @@ class Facts:
     """Everything but the tensors. What a format cannot hold is None.
 
     numels: f32 elements of each fragment. state: names of the optimizer's arrays.
-    optimizer: {"name": …, constants by name}. Digests are 32 bytes.
+    optimizer: {"name": …, constants by name}. Digests are 32 bytes. lineage: of the writer. names:
+    of the parameters, one entry for each fragment.
     """
 
     step: int
@@ -68,6 +73,8 @@ class Facts:
     layout: Layout | None = None
     optimizer: Mapping[str, Any] | None = None
     profile_hash: bytes | None = None
+    lineage: Lineage = UNTOLD
+    names: tuple[NamedDims, ...] | None = None
 
     @property
     def tensors(self) -> Iterator[TensorPlace]:
@@ -117,13 +124,15 @@ class Cut:
     @classmethod
     def of(cls, step: int, fragments: Sequence[Version], ledger: Ledger, *, fingerprint: bytes,
            contract: bytes, layout: Layout | None, optimizer: Mapping[str, Any],
-           profile_hash: bytes) -> Cut:
+           profile_hash: bytes, lineage: Lineage = UNTOLD,
+           names: tuple[NamedDims, ...] | None = None) -> Cut:
         """The cut of these versions, one per fragment in layout order."""
         facts = Facts(
             step=step, versions=tuple(v.version for v in fragments),
             numels=tuple(len(v.params) for v in fragments), state=tuple(fragments[0].state),
             ledger=dict(sorted(ledger.items())), fingerprint=fingerprint, contract=contract,
-            layout=layout, optimizer=optimizer, profile_hash=profile_hash)
+            layout=layout, optimizer=optimizer, profile_hash=profile_hash, lineage=lineage,
+            names=names)
         check_contiguous(facts)
         return cls(facts, list(fragments))
 
@@ -148,6 +157,17 @@ def check_layout(facts: Facts) -> None:
         raise CheckpointFormatError(
             f"layout: expected fragments of {_shown(facts.numels)} elements as the tensors have, "
             f"found {_shown(numels)}")
+
+
+def check_names(facts: Facts) -> None:
+    """Raises `CheckpointFormatError` when names in the file contradict the tensor sizes."""
+    if facts.names is None:
+        return
+    sizes = tuple(sum(prod(dims) for _, dims in fragment) for fragment in facts.names)
+    if sizes != facts.numels:
+        raise CheckpointFormatError(
+            f"names: expected fragments of {_shown(facts.numels)} elements as the tensors have, "
+            f"found {_shown(sizes)}")
 
 
 def _shown(values: Sequence[int]) -> str:

@@ -11,7 +11,8 @@ Must not open files: it makes the header's bytes, and reads them through a `Wind
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,17 +26,28 @@ from syncer.checkpoint.facts import (
     Parsed,
     TensorPlace,
     check_layout,
+    check_names,
 )
+from syncer.checkpoint.fields import (
+    Malformed,
+    compact,
+    decimal,
+    digest_of,
+    json_value,
+    shown,
+    whole_numbers,
+)
+from syncer.checkpoint.provenance import PROVENANCE, lineage_of, names_of, to_metadata
 from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError
 from syncer.kernels import Sha256, sha256
 from syncer.layout import ISO, MERGE_MODES, FragmentLayout, Layout
-from syncer.protocol import HASH_BYTES
 
 FORMAT, FORMAT_VERSION = "syncer-checkpoint", "1"
 FIELDS = ("format", "format_version", "global_step", "versions", "ledger", "optimizer", "layout",
-          "layout_fingerprint", "session_contract", "profile_hash", "sha256", "header_sha256")
-OPTIONAL_FIELDS = ("layout", "profile_hash")
+          "layout_fingerprint", "session_contract", "profile_hash", *PROVENANCE, "sha256",
+          "header_sha256")
+OPTIONAL_FIELDS = ("layout", "profile_hash", *PROVENANCE)
 HEADER_BYTES_MAX = 64 * 1024 * 1024
 VALUES_MAX = 4 * 1024 * 1024
 """JSON values of a header: what parsing it takes in memory is bounded by this."""
@@ -52,9 +64,17 @@ F32_BYTES = 4
 def draft(facts: Facts) -> Draft:
     """The file of these facts; its header is made here, and filled with digests in the end.
 
-    Raises `CheckpointError` when the header is larger than readers accept.
+    Names for which readers would refuse it as too large are left out. Raises `CheckpointError`
+    when it is too large without them.
     """
     header = _header(facts)
+    if facts.names is not None and not _readable(header):
+        facts = replace(facts, names=None)
+        header = _header(facts)
+    if not _readable(header):
+        raise CheckpointError(
+            f"a safetensors header of {len(header)} bytes would be needed for {len(facts.numels)} "
+            f"fragments, readers accept {HEADER_BYTES_MAX}; use fewer fragments or yeto-v3")
     return Draft(len(header) + facts.state_bytes, chain([header], facts.tensors),
                  partial(_filled, header, facts))
 
@@ -69,11 +89,11 @@ def _header(facts: Facts) -> bytes:
         at = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGN)
-    if len(text) > HEADER_BYTES_MAX or _values(text) > VALUES_MAX:
-        raise CheckpointError(
-            f"a safetensors header of {len(text)} bytes would be needed for {len(facts.numels)} "
-            f"fragments, readers accept {HEADER_BYTES_MAX}; use fewer fragments or yeto-v3")
     return len(text).to_bytes(8, "little") + text
+
+
+def _readable(header: bytes) -> bool:
+    return len(header) - 8 <= HEADER_BYTES_MAX and _values(header[8:]) <= VALUES_MAX
 
 
 def _filled(header: bytes, facts: Facts, digests: Mapping[str, str]) -> bytes:
@@ -92,18 +112,19 @@ def _metadata(facts: Facts) -> dict[str, str]:
     optimizer = dict(facts.optimizer or {"name": "nesterov"})
     found = {
         "format": FORMAT, "format_version": FORMAT_VERSION, "global_step": str(facts.step),
-        "versions": _compact(list(facts.versions)),
-        "ledger": _compact({str(learner): list(facts.ledger[learner])
+        "versions": compact(list(facts.versions)),
+        "ledger": compact({str(learner): list(facts.ledger[learner])
                             for learner in sorted(facts.ledger)}),
-        "optimizer": _compact(optimizer),
+        "optimizer": compact(optimizer),
     }
     if facts.layout is not None:
-        found["layout"] = _compact([_layout_entry(f) for f in facts.layout.fragments])
+        found["layout"] = compact([_layout_entry(f) for f in facts.layout.fragments])
     found |= {"layout_fingerprint": facts.fingerprint.hex(),
               "session_contract": facts.contract.hex()}
     if facts.profile_hash is not None:
         found["profile_hash"] = facts.profile_hash.hex()
-    found["sha256"] = _compact({tensor.name: ZERO_DIGEST for tensor in facts.tensors})
+    found |= to_metadata(facts)
+    found["sha256"] = compact({tensor.name: ZERO_DIGEST for tensor in facts.tensors})
     found["header_sha256"] = ZERO_DIGEST
     return found
 
@@ -116,15 +137,7 @@ def _layout_entry(fragment: FragmentLayout) -> dict[str, Any]:
     return entry
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
-
-
 # ------------------------------------------------------------------------------------ reading
-class _Malformed(Exception):
-    """What is wrong with one field, without where."""
-
-
 def parse(window: Window) -> Parsed:
     """What stands in the header.
 
@@ -142,7 +155,7 @@ def parse(window: Window) -> Parsed:
     if _values(text) > VALUES_MAX:
         window.refuse("header", 8, f"at most {VALUES_MAX} JSON values", _values(text))
     try:
-        entries = _json(text, "header", dict)
+        entries = json_value(text, "header", dict)
         metadata = _strings(entries.pop("__metadata__", None))
         _check_kind(metadata)
         _check_header_digest(text, metadata["header_sha256"])
@@ -150,7 +163,8 @@ def parse(window: Window) -> Parsed:
         digests = _digests(metadata["sha256"], facts)
         offsets = _offsets(entries, facts, window.left)
         check_layout(facts)
-    except _Malformed as problem:
+        check_names(facts)
+    except Malformed as problem:
         raise CheckpointFormatError(f"{window.path}: header at offset 8: {problem}") from None
     except CheckpointFormatError as problem:
         raise CheckpointFormatError(f"{window.path}: header at offset 8: {problem}") from None
@@ -163,41 +177,9 @@ def _values(text: bytes) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{") + 1
 
 
-def _first_twice(keys: Sequence[str]) -> str:
-    seen: set[str] = set()
-    for key in keys:
-        if key in seen:
-            break
-        seen.add(key)
-    return key
-
-
-def _json(text: bytes | str, field: str, kind: type) -> Any:
-    def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            twice = _first_twice([key for key, _ in pairs])
-            raise _Malformed(f"{field}: key {twice[:80]!r} stands there twice")
-        return found
-
-    def constant(name: str) -> Any:
-        raise _Malformed(f"{field}: {name} is no JSON number")
-
-    try:
-        found = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
-    except RecursionError:
-        raise _Malformed(f"{field}: nested too deeply for a checkpoint") from None
-    except ValueError as error:
-        raise _Malformed(f"{field}: not JSON: {error}") from None
-    if type(found) is not kind:
-        raise _Malformed(f"{field}: expected a JSON {kind.__name__}, found "
-                         f"{type(found).__name__}")
-    return found
-
-
 def _strings(metadata: Any) -> dict[str, str]:
     if type(metadata) is not dict or not all(type(v) is str for v in metadata.values()):
-        raise _Malformed("__metadata__: expected an object of strings")
+        raise Malformed("__metadata__: expected an object of strings")
     return metadata
 
 
@@ -206,11 +188,11 @@ def _check_kind(metadata: Mapping[str, str]) -> None:
         found = metadata.get(name)
         if found != expected:
             shown = "nothing" if found is None else repr(found[:80])
-            raise _Malformed(f"{name}: expected {expected!r}, found {shown}")
+            raise Malformed(f"{name}: expected {expected!r}, found {shown}")
     missing = [name for name in FIELDS if name not in metadata and name not in OPTIONAL_FIELDS]
     unknown = [name for name in metadata if name not in FIELDS]
     if missing or unknown:
-        raise _Malformed(f"__metadata__: expected {', '.join(FIELDS)}; missing: "
+        raise Malformed(f"__metadata__: expected {', '.join(FIELDS)}; missing: "
                          f"{', '.join(missing) or 'none'}; unknown: "
                          f"{', '.join(name[:80] for name in unknown[:5]) or 'none'}")
 
@@ -218,38 +200,42 @@ def _check_kind(metadata: Mapping[str, str]) -> None:
 def _check_header_digest(text: bytes, stated: str) -> None:
     begin = text.find(SELF_KEY) + len(SELF_KEY)
     if text.count(SELF_KEY) != 1 or text[begin : begin + 64] != stated.encode("utf-8", "replace"):
-        raise _Malformed("header_sha256: expected 64 hexadecimal digits")
+        raise Malformed("header_sha256: expected 64 hexadecimal digits")
     stream = Sha256(len(text).to_bytes(8, "little"))
     for part in (memoryview(text)[:begin], ZERO_DIGEST.encode(), memoryview(text)[begin + 64 :]):
         stream.update(part)
     found = stream.hexdigest()
     if found != stated:
-        raise _Malformed(f"header_sha256: expected {stated}, the header has {found}; it was "
+        raise Malformed(f"header_sha256: expected {stated}, the header has {found}; it was "
                          "changed after it was written")
 
 
 def _facts(metadata: Mapping[str, str], entries: Mapping[str, Any]) -> Facts:
-    versions = _whole_numbers(_json(metadata["versions"], "versions", list), "versions", U64_MAX)
+    versions = whole_numbers(json_value(metadata["versions"], "versions", list), "versions",
+                             U64_MAX)
     state = _state_of(entries)
     if len(entries) != len(versions) * (1 + len(state)):
-        raise _Malformed(f"versions: expected one of each of {len(entries) // (1 + len(state))} "
+        raise Malformed(f"versions: expected one of each of {len(entries) // (1 + len(state))} "
                          f"fragments, found {len(versions)}")
     numels = []
     for fragment in range(len(versions)):
         name = TensorPlace(fragment, "params", 0).name
         numels.append(_numel(name, entries.get(name)))
-    optimizer = _json(metadata["optimizer"], "optimizer", dict)
+    optimizer = json_value(metadata["optimizer"], "optimizer", dict)
     if type(optimizer.get("name")) is not str:
-        raise _Malformed("optimizer: expected an object with a name")
+        raise Malformed("optimizer: expected an object with a name")
     profile = metadata.get("profile_hash")
+    step = decimal("global_step", metadata["global_step"])
     return Facts(
-        step=_decimal("global_step", metadata["global_step"]), versions=versions,
+        step=step, versions=versions,
         numels=tuple(numels), state=state, ledger=_ledger(metadata["ledger"]),
-        fingerprint=_hash("layout_fingerprint", metadata["layout_fingerprint"]),
-        contract=_hash("session_contract", metadata["session_contract"]),
+        fingerprint=digest_of("layout_fingerprint", metadata["layout_fingerprint"]),
+        contract=digest_of("session_contract", metadata["session_contract"]),
         layout=_layout(metadata["layout"]) if "layout" in metadata else None,
         optimizer=optimizer,
-        profile_hash=None if profile is None else _hash("profile_hash", profile))
+        profile_hash=None if profile is None else digest_of("profile_hash", profile),
+        lineage=lineage_of(metadata, step),
+        names=names_of(metadata))
 
 
 def _state_of(entries: Mapping[str, Any]) -> tuple[str, ...]:
@@ -257,24 +243,24 @@ def _state_of(entries: Mapping[str, Any]) -> tuple[str, ...]:
     for state in STATES:
         if found == set(state) and entries:
             return state
-    raise _Malformed("tensors: expected fragments.<p>.params, .momentum, .accumulator, found "
+    raise Malformed("tensors: expected fragments.<p>.params, .momentum, .accumulator, found "
                      f"{', '.join(name[:80] for name in list(entries)[:3]) or 'none'}")
 
 
 def _numel(name: str, entry: Any) -> int:
     """Elements of a tensor whose entry has the one form a checkpoint knows."""
     if entry is None:
-        raise _Malformed(f"tensor {name} is missing")
+        raise Malformed(f"tensor {name} is missing")
     if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _Malformed(f"tensor {name}: expected dtype, shape and data_offsets")
+        raise Malformed(f"tensor {name}: expected dtype, shape and data_offsets")
     if entry["dtype"] != "F32":
-        raise _Malformed(f"tensor {name}: expected dtype F32, found {_shown(entry['dtype'])}")
+        raise Malformed(f"tensor {name}: expected dtype F32, found {shown(entry['dtype'])}")
     shape = entry["shape"]
     if type(shape) is not list or len(shape) != 1:
-        raise _Malformed(f"tensor {name}: expected a shape of one dimension")
-    numel = _whole_numbers(shape, f"shape of tensor {name}", U64_MAX)[0]
+        raise Malformed(f"tensor {name}: expected a shape of one dimension")
+    numel = whole_numbers(shape, f"shape of tensor {name}", U64_MAX)[0]
     if numel < 1:
-        raise _Malformed(f"tensor {name}: expected at least one element, found 0")
+        raise Malformed(f"tensor {name}: expected at least one element, found 0")
     return numel
 
 
@@ -285,14 +271,14 @@ def _offsets(entries: Mapping[str, Any], facts: Facts, data_bytes: int
     for tensor in facts.tensors:
         numel = _numel(tensor.name, entries.get(tensor.name))
         if numel != tensor.numel:
-            raise _Malformed(f"tensor {tensor.name}: expected {tensor.numel} elements as the "
+            raise Malformed(f"tensor {tensor.name}: expected {tensor.numel} elements as the "
                              f"parameters have, found {numel}")
         offsets = entries[tensor.name]["data_offsets"]
         if type(offsets) is not list or len(offsets) != 2:
-            raise _Malformed(f"tensor {tensor.name}: expected two data_offsets")
-        begin, end = _whole_numbers(offsets, f"data_offsets of tensor {tensor.name}", U64_MAX)
+            raise Malformed(f"tensor {tensor.name}: expected two data_offsets")
+        begin, end = whole_numbers(offsets, f"data_offsets of tensor {tensor.name}", U64_MAX)
         if end - begin != F32_BYTES * numel:
-            raise _Malformed(f"tensor {tensor.name}: expected data_offsets {F32_BYTES * numel} "
+            raise Malformed(f"tensor {tensor.name}: expected data_offsets {F32_BYTES * numel} "
                              f"bytes apart, found {begin} and {end}")
         places[tensor.fragment, tensor.array] = begin
         spans.append((begin, end, tensor.name))
@@ -300,85 +286,53 @@ def _offsets(entries: Mapping[str, Any], facts: Facts, data_bytes: int
     for begin, end, name in sorted(spans):
         if begin != at:
             kind = "overlaps the one before it" if begin < at else "leaves a gap before it"
-            raise _Malformed(f"tensor {name}: {kind}: expected data offset {at}, found {begin}")
+            raise Malformed(f"tensor {name}: {kind}: expected data offset {at}, found {begin}")
         at = end
     if at != data_bytes:
-        raise _Malformed(f"tensors: expected {at} bytes behind the header, found {data_bytes}; the "
+        raise Malformed(f"tensors: expected {at} bytes behind the header, found {data_bytes}; the "
                          "file is cut short or has something behind it")
     return places
 
 
 def _digests(text: str, facts: Facts) -> dict[str, str]:
-    found = _json(text, "sha256", dict)
+    found = json_value(text, "sha256", dict)
     names = {tensor.name for tensor in facts.tensors}
     if set(found) != names:
         odd = sorted(set(found) ^ names)[0][:80]
-        raise _Malformed(f"sha256: expected one digest of every tensor, {odd!r} is missing or "
+        raise Malformed(f"sha256: expected one digest of every tensor, {odd!r} is missing or "
                          "unknown")
-    return {name: _hash(f"sha256 of {name}", digest).hex() for name, digest in found.items()}
+    return {name: digest_of(f"sha256 of {name}", digest).hex() for name, digest in found.items()}
 
 
 def _ledger(text: str) -> dict[int, tuple[int, int, int]]:
     ledger = {}
-    for key, numbers in _json(text, "ledger", dict).items():
-        learner = _decimal("learner of the ledger", key)
+    for key, numbers in json_value(text, "ledger", dict).items():
+        learner = decimal("learner of the ledger", key)
         if learner > U32_MAX or type(numbers) is not list or len(numbers) != 3:
-            raise _Malformed(f"ledger: learner {learner}: expected [merges, steps, tokens]")
-        merges, steps, tokens = _whole_numbers(numbers, f"ledger of learner {learner}", U64_MAX)
+            raise Malformed(f"ledger: learner {learner}: expected [merges, steps, tokens]")
+        merges, steps, tokens = whole_numbers(numbers, f"ledger of learner {learner}", U64_MAX)
         ledger[learner] = merges, steps, tokens
     return dict(sorted(ledger.items()))
 
 
 def _layout(text: str) -> Layout:
     fragments = []
-    for index, entry in enumerate(_json(text, "layout", list)):
+    for index, entry in enumerate(json_value(text, "layout", list)):
         where = f"layout of fragment {index}"
         if type(entry) is not dict or not {"merge", "numels"} <= set(entry) <= {
                 "merge", "numels", "shapes"}:
-            raise _Malformed(f"{where}: expected merge, numels and, for iso, shapes")
+            raise Malformed(f"{where}: expected merge, numels and, for iso, shapes")
         mode = MODES.get(entry["merge"]) if type(entry["merge"]) is str else None
         if mode is None or type(entry["numels"]) is not list:
-            raise _Malformed(f"{where}: expected a merge mode of {', '.join(MODES)} and numels")
-        numels = _whole_numbers(entry["numels"], where, U64_MAX)
+            raise Malformed(f"{where}: expected a merge mode of {', '.join(MODES)} and numels")
+        numels = whole_numbers(entry["numels"], where, U64_MAX)
         shapes = entry.get("shapes", [])
         if type(shapes) is not list or any(type(s) is not list or len(s) != 2 for s in shapes):
-            raise _Malformed(f"{where}: expected shapes of rows and columns")
+            raise Malformed(f"{where}: expected shapes of rows and columns")
         pairs = tuple((rows, columns) for rows, columns in (
-            _whole_numbers(shape, where, U64_MAX) for shape in shapes))
+            whole_numbers(shape, where, U64_MAX) for shape in shapes))
         if min(numels, default=0) < 1 or [r * c for r, c in pairs] != (
                 list(numels) if mode == ISO else []):
-            raise _Malformed(f"{where}: numels and shapes do not fit each other")
+            raise Malformed(f"{where}: numels and shapes do not fit each other")
         fragments.append(FragmentLayout(mode, numels, pairs))
     return Layout(tuple(fragments))
-
-
-def _whole_numbers(values: Sequence[Any], field: str, most: int) -> tuple[int, ...]:
-    for value in values:
-        if type(value) is not int or not 0 <= value <= most:
-            raise _Malformed(f"{field}: expected whole numbers from 0 to {most}, found "
-                             f"{_shown(value)}")
-    return tuple(values)
-
-
-def _decimal(field: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20
-            and (text == "0" or text[0] != "0") and int(text) <= U64_MAX):
-        raise _Malformed(f"{field}: expected a whole number below 2^64, found {text[:40]!r}")
-    return int(text)
-
-
-def _hash(field: str, text: Any) -> bytes:
-    try:
-        if type(text) is not str or len(text) != 2 * HASH_BYTES or text != text.lower():
-            raise ValueError
-        return bytes.fromhex(text)
-    except ValueError:
-        raise _Malformed(f"{field}: expected 64 hexadecimal digits, found "
-                         f"{_shown(text)}") from None
-
-
-def _shown(value: Any) -> str:
-    """A value for an error, short whatever it is."""
-    if type(value) is str:
-        return repr(value[:80])
-    return str(value)[:40] if type(value) in (int, float, bool) else type(value).__name__

@@ -11,10 +11,11 @@ from contextlib import suppress
 from functools import cached_property
 
 from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space, written_anew
-from syncer.checkpoint.facts import Cut, Facts, optimizer_facts
+from syncer.checkpoint.facts import Cut, Facts, NamedDims, optimizer_facts
 from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.lane import Lane
+from syncer.checkpoint.lineage import Lineage, Origin
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.reader import Loaded
 from syncer.checkpoint.saver import Outcome, Saver
@@ -28,6 +29,7 @@ from syncer.merge.optimizers import OPTIMIZERS
 from syncer.merge.versions import FragmentVersion
 from syncer.server.log import Log
 from syncer.server.resuming import load_resumable, resumable_path
+from syncer.server.system import new_origin
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
 
@@ -40,7 +42,7 @@ class Persistence:
     """
 
     def __init__(self, config: Config, log: Log, files: Files = FILES,
-                 lane: Callable[[], Lane] = Lane):
+                 lane: Callable[[], Lane] = Lane, origin: Callable[[], Origin] = new_origin):
         self.config, self.log = config, log
         self.files = files = Tolerant(files, lambda text, fields: log.warning(text, **fields))
         self.optimizer = optimizer_facts(
@@ -48,6 +50,11 @@ class Persistence:
             dn_period=config.dn_period, dn_activation=config.dn_activation)
         self.facts: Facts | None = None
         self.loaded: list[Loaded] = []
+        born = origin()
+        self.lineage = Lineage(epoch=1, instance=born.instance)
+        """Who this process is, of which run; of a resumed one with its past."""
+        self.names: tuple[NamedDims, ...] | None = None
+        """What the parameters are called, as far as it is known: for each fragment."""
         self.lock: PathLock | None = None
         self.lane: Lane | None = None
         """Where files are written; None for a run that writes none."""
@@ -60,7 +67,9 @@ class Persistence:
             self.lock = files.lock(path)
         try:
             if config.resume and path is not None:
-                self.facts, self.loaded = load_resumable(path, config, self.optimizer, patient)
+                facts, self.loaded = load_resumable(path, config, self.optimizer, patient)
+                self.facts, self.names = facts, facts.names
+                self.lineage = facts.lineage.resumed(facts.step, 0, born)
             if path is not None or config.final_state is not None:
                 self.lane = lane()
             if path is not None:
@@ -144,6 +153,18 @@ class Persistence:
             facts.fingerprint, facts.contract, facts.layout or facts.numels,
             step=facts.step).in_bytes()
 
+    def take_run(self, name: str) -> None:
+        """The run is called so if it has no name yet."""
+        if not self.lineage.run:
+            self.lineage = self.lineage._replace(run=name)
+
+    def take_names(self, names: Sequence[NamedDims]) -> None:
+        """A learner's names of the parameters, of this session: the first ones count."""
+        if self.names is None:
+            self.names = tuple(names)
+        elif self.names != tuple(names):
+            self.log.warning("other names of parameters are not used")
+
     def take_loaded(self) -> list[Loaded]:
         """The fragments that were resumed from, once: they belong to the caller now."""
         loaded, self.loaded = self.loaded, []
@@ -167,7 +188,8 @@ class Persistence:
         else:
             cut = Cut.of(action.step, versions, action.ledger, fingerprint=session.fingerprint,
                          contract=session.contract, layout=session.layout,
-                         optimizer=self.optimizer, profile_hash=self.config.saved_profile_hash)
+                         optimizer=self.optimizer, profile_hash=self.config.saved_profile_hash,
+                         lineage=self.lineage, names=self.names)
             mark = action.kind is SaveKind.FINAL and self.config.mark_final_checkpoint
             self.saver.save(action.kind, cut, finished, let_go=action.background, mark=mark)
 

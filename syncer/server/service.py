@@ -63,7 +63,8 @@ class Server:
             undo.callback(self.loop.close)
             self.loop.refused = lambda peer, error: self.log.warning(
                 "the system failed a connection", peer=peer, error=error)
-            self.persistence = Persistence(config, self.log, self.system.files, self.system.lane)
+            self.persistence = Persistence(config, self.log, self.system.files, self.system.lane,
+                                           self.system.origin)
             undo.callback(self.persistence.close)
             self.workers = self.system.workers(self.loop, config.merge_threads)
             undo.callback(self.workers.close)

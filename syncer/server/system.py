@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import secrets
 import signal
 import socket
 import stat
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -25,6 +27,7 @@ import numpy as np
 
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lane import Lane
+from syncer.checkpoint.lineage import Origin
 from syncer.config import available_cores
 from syncer.errors import ConfigError, KernelError
 from syncer.exits import after_signal
@@ -206,6 +209,11 @@ class AppendFile:
         os.close(self.descriptor)
 
 
+def new_origin() -> Origin:
+    """Another one at every call."""
+    return Origin(secrets.randbits(64) or 1, int(time.time()))
+
+
 class Usage(NamedTuple):
     """What this process has used."""
 
@@ -346,6 +354,10 @@ class System:
         if sys.stderr is None:  # closed before this program began: nobody reads the log
             return lines_to(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
         return lines_to(sys.stderr.fileno())
+
+    def origin(self) -> Origin:
+        """What this process has that no other one has."""
+        return new_origin()
 
     def checks(self) -> bool:
         """Whether the scheduler's invariants are checked after every event."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 
 from syncer.checkpoint.reader import Checkpoint
@@ -35,6 +38,16 @@ def train(learner: ScriptedLearner, steps: int) -> None:
 def start(learner: ScriptedLearner) -> ScriptedLearner:
     learner.send_init(INIT)
     return learner
+
+
+def cut_in(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """What a checkpoint holds, whichever process wrote it: its header without what tells that, and
+    the bytes of its tensors."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    for key in ("epoch", "lineage", "header_sha256"):
+        del header["__metadata__"][key]
+    return header, data[end:]
 
 
 def facts_of(path):

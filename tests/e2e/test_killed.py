@@ -15,7 +15,7 @@ so that every server gets a bit further than the one before it."""
 
 @pytest.fixture(scope="module", params=sorted(EVERY))
 def undisturbed(request, tmp_path_factory):
-    """(mode, bytes of the last checkpoint)."""
+    """(mode, what the last checkpoint holds)."""
     return request.param, fresh(tmp_path_factory.mktemp("undisturbed"), request.param).finish()
 
 

@@ -24,6 +24,7 @@ from tests.checkpoint.cuts import names_in, version_of
 from tests.e2e.checkpointed import (
     STEPS,
     answer,
+    cut_in,
     flags,
     start,
     train,
@@ -61,9 +62,9 @@ def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, undis
         learner.finish()
         learner.close()
         assert server.wait() == 0
-    assert path.read_bytes() == undisturbed[STEPS]
+    assert cut_in(path.read_bytes()) == cut_in(undisturbed[STEPS])
     for step in range(5, STEPS):
-        assert (tmp_path / f"c.step-{step}").read_bytes() == undisturbed[step]
+        assert cut_in((tmp_path / f"c.step-{step}").read_bytes()) == cut_in(undisturbed[step])
     assert (tmp_path / "c.step-4").exists(), "what was resumed from is the first of its past"
     first = tape_records(tape)[0]
     assert first == {"event": "resume", "step": 4, "fragments": 3, "learners": [0]}

@@ -17,6 +17,8 @@ class World:
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
+        self.births = random.Random(f"births of {seed}")
+        """What tells a process from the others; drawn apart, since nothing may depend on it."""
         self.now_ns = 0
         self.done = 0
         self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from syncer.checkpoint.lineage import Origin
 from syncer.server.capacity import FILES_RESERVED, Descriptors
 from syncer.server.log import Lines
 from syncer.server.loop import READ, WRITE, Handler, Loop, Timer
@@ -343,6 +344,9 @@ class SimSystem(System):
 
     def log_lines(self) -> Lines:
         return Lines(self.lines.terminal, self.lines.write, self.aside)
+
+    def origin(self) -> Origin:
+        return Origin(self.world.births.getrandbits(64) | 1, self.world.now_ns // SECOND)
 
     def usage(self) -> Usage:
         return Usage(0.0, 0)
