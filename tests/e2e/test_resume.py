@@ -145,6 +145,7 @@ def changed_header(blob: bytes, step: int) -> bytes:
     length = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + length])
     header["__metadata__"]["global_step"] = str(step)
+    header["__metadata__"]["lineage"] = json.dumps([["1" * 16, step]])
     return packed(header, blob[8 + length :])
 
 
