@@ -14,6 +14,8 @@ from syncer.server.loop import Loop, Timer
 
 BURST = 50
 """Lines of one text at once."""
+BURSTS = {"outer step": 2000}
+"""Of texts that a run of moderate length writes anyway: whoever counts steps finds each of them."""
 REFILL_NS = 5 * 10**9
 """One more after so long."""
 SECOND_NS = 10**9
@@ -24,10 +26,11 @@ Write = Callable[[str, str, dict[str, Any]], None]
 class Kind:
     """One text: how many lines it has left, and those that were held back since the last one."""
 
-    __slots__ = ("held", "last", "left", "timer", "when_ns")
+    __slots__ = ("burst", "held", "last", "left", "timer", "when_ns")
 
-    def __init__(self, now_ns: int):
-        self.left, self.when_ns = BURST, now_ns
+    def __init__(self, text: str, now_ns: int):
+        self.burst = self.left = BURSTS.get(text, BURST)
+        self.when_ns = now_ns
         self.held = 0
         self.last: tuple[str, dict[str, Any]] = ("", {})
         self.timer: Timer | None = None
@@ -48,10 +51,10 @@ class Restraint:
         now_ns = self.loop.now_ns()
         kind = self.kinds.get(text)
         if kind is None:
-            kind = self.kinds[text] = Kind(now_ns)
+            kind = self.kinds[text] = Kind(text, now_ns)
         fresh = (now_ns - kind.when_ns) // REFILL_NS
         kind.when_ns += fresh * REFILL_NS
-        kind.left = min(BURST, kind.left + fresh)
+        kind.left = min(kind.burst, kind.left + fresh)
         if kind.left and kind.timer is None:
             kind.left -= 1
             return True

@@ -205,10 +205,10 @@ def soak(directory: Path, seconds: float, seed: int) -> list[str]:
     flags = ["--quorum", "2", "--grace-ms", "20", "--pipeline", "2", "--start-learners", "2",
              "--quorum-timeout-s", "5", "--checkpoint-path", str(checkpoint),
              "--checkpoint-every", "50", "--background-checkpoint", "--event-tape", str(tape),
-             "--log-level", "warning", "--late-carry", "--min-round-interval-ms", "10"]
+             "--late-carry", "--min-round-interval-ms", "10"]
     with ServerProcess(directory, *flags, learners=HONEST + 1, steps=2**31,
-                       environment={"SYNCER_HMAC_KEY": KEY}, wait=False) as server:
-        port = listening_port(server.process.pid)
+                       environment={"SYNCER_HMAC_KEY": KEY}) as server:
+        port = server.port
         with ForgetfulProxy(port, idle_s=FORGET_S, notice_s=1.0, every_s=2.0, seed=seed) as box:
             fleet = Fleet(port, box.port, seed)
             start = time.monotonic()
@@ -256,24 +256,6 @@ def report(found: Findings, merges: Merges, samples: list[Sample], seconds: floa
         found.check(last <= middle + room[name](middle),
                     f"{name} of the server, medians of thirds: {first / scale:.1f}, "
                     f"{middle / scale:.1f}, {last / scale:.1f}{unit}")
-
-
-def listening_port(pid: int) -> int:
-    """The port of a server that logs warnings only: of the one socket of it that listens."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        inodes = set()
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                inodes.add(os.readlink(descriptor))
-            except OSError:
-                continue
-        for row in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-            words = row.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-                return int(words[1].rpartition(":")[2], 16)
-        time.sleep(0.05)
-    raise AssertionError("the server does not listen")
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from syncer.config import available_cores
 from tests.sim.fleet import Fleet
+from tests.sim.history import Broken
 from tests.sim.marks import REQUIRED
 
 SEEDS_PER_TASK = 20
@@ -28,7 +29,7 @@ def play(task: tuple[int, int | None, bool]) -> tuple[int, set[str], str | None]
         fleet = Fleet(seed, steps)
         fleet.play()
         fleet.check()
-    except Exception as error:
+    except (Exception, Broken) as error:
         text = f"{type(error).__name__}: {error}"
         return seed, set(), f"{text}\n{traceback.format_exc()}" if trace else text
     return seed, fleet.marks, None

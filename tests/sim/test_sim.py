@@ -7,8 +7,10 @@ from functools import cache
 
 import pytest
 
+from tests.sim import run
 from tests.sim.fleet import Fleet
 from tests.sim.marks import REQUIRED
+from tests.sim.turns import LineCheck
 
 BLOCKS = 8
 SEEDS_PER_BLOCK = 20
@@ -46,6 +48,21 @@ def test_fleets_finish(block):
 def test_rare_paths_are_reached():
     marks = frozenset().union(*map(play_block, range(BLOCKS)))
     assert marks >= RARE_PATHS, f"never happened: {sorted(RARE_PATHS - marks)}"
+
+
+def test_a_rule_broken_in_one_seed_is_a_line_and_the_others_are_played(monkeypatch, capsys):
+    def look(self, session):
+        if not broken:
+            broken.append(session)
+            raise AssertionError("a catch-up overtook a broadcast")
+
+    broken = []
+    monkeypatch.setattr(LineCheck, "look", look)
+    monkeypatch.setattr("sys.argv", ["run", "--seed", "3", "--count", "2", "--steps", "5"])
+    assert run.main() == 1
+    said = capsys.readouterr().out
+    assert "seed 3: Broken: a catch-up overtook a broadcast" in said
+    assert "2 runs, 1 failed" in said
 
 
 @pytest.mark.parametrize("seed", [3, 8, 52])

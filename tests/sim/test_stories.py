@@ -233,6 +233,21 @@ def test_strangers_cannot_fill_the_log():
     assert all("bad magic" in line["reason"] for line in refused)
 
 
+def test_each_step_of_a_moderate_run_has_its_line():
+    """Whoever counts them at the default level finds every one; of a long and fast run, too, with
+    `times`."""
+    fleet = Fleet(7, config=toy_config(learners=1, total_steps=2500, log_level="info",
+                                       log_format="json"), faults=[], settings={"streams": 1})
+    fleet.play()
+    fleet.check()
+    steps = lines_of(fleet, "outer step")
+    moderate = restraint.BURSTS["outer step"]
+    assert [line["step"] for line in steps[:moderate]] == list(range(1, moderate + 1))
+    assert not any("times" in line for line in steps[:moderate])
+    assert moderate < len(steps) < 2500
+    assert sum(line.get("times", 1) for line in steps) == steps[-1]["step"] == 2500
+
+
 def test_a_learner_cannot_fill_the_log():
     """Every push is sent 300 times and refused 299 times; debug level has them all."""
     told = {}
