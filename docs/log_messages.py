@@ -108,6 +108,10 @@ MEANINGS = {
     "quorum timeout: missing learners of the fixed roster pulled again":
         "a fixed roster waits for everybody: only the missing are asked",
     "{what} to a closed connection": "the learner left before this could be sent",
+    "no memory for a broadcast: it waits, and the run with it":
+        "the system has refused memory; it is asked again ten times a second, and nobody loses a "
+        "connection for it; see \"memory of this run at most\"",
+    "memory for broadcasts is there again": "the run goes on, after so long",
     "catch-up waits for its turn":
         "a learner has joined; those in front, `behind` whom it waits, are sent the model first",
     "catch-up begins after its wait": "now it is sent the model",

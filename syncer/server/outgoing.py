@@ -2,13 +2,18 @@
 
 It must not decide who gets what; it makes each version's bytes once, for everybody, and leaves
 their order to each group's outbox, and to `catchups` whose turn it is to be caught up.
+
+Where there is no memory for the bytes of a broadcast, that broadcast waits, and whatever is to go
+out after it waits behind it: a pull must not come before the version that it is about.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakValueDictionary
 
 from syncer.core import actions, events
@@ -18,32 +23,65 @@ from syncer.protocol import Msg, bulk_dtype, tensor_bytes
 from syncer.server.catchups import CatchUps
 from syncer.server.group import Group
 from syncer.server.log import Log
-from syncer.server.loop import Loop
+from syncer.server.loop import Loop, Timer
 from syncer.server.wire_version import WireVersion
 from syncer.wire.encode import encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
 from syncer.wire.messages import Manifest, Pull
 
+LACKING_NS = 100 * 10**6
+"""How soon memory is asked for again, and"""
+SAY_AGAIN_NS = 30 * 10**9
+"""how often a wait for it is told."""
+
 
 class Outgoing:
-    """Sends the fragments of `store` in the session's dtype to the groups that `find` knows."""
+    """Sends the fragments of `store` in the session's dtype to the groups that `find` knows.
+
+    free_spares: gives memory back that nobody uses, when there is none for a broadcast.
+
+    Large: an action that goes out is a method each.
+    """
 
     def __init__(self, hello: Hello, store: FragmentStore, *,
                  find: Callable[[int, int], Group | None], loop: Loop, log: Log,
-                 handle: Callable[[events.Event], None], catchups_max: int | None = None,
-                 write_timeout_ns: int = 180 * 10**9):
+                 handle: Callable[[events.Event], None],
+                 free_spares: Callable[[], None] = lambda: None,
+                 catchups_max: int | None = None, write_timeout_ns: int = 180 * 10**9):
         self.dtype, self.fragments = hello.dtype, len(hello.layout.fragments)
         self.store, self.find, self.loop, self.log, self.handle = store, find, loop, log, handle
+        self.free_spares = free_spares
         self.pool = BufferPool()
         self.versions: WeakValueDictionary[tuple[int, int, int], WireVersion] = (
             WeakValueDictionary())
         self.commit_ns: int | None = None
+        self.behind: deque[tuple[Callable[[Any], None], Any]] = deque()
+        """A broadcast that waits for memory, and what goes out after it."""
+        self.lacking: Timer | None = None
+        self.lacking_since_ns: int | None = None
+        self.said_ns = 0
         dtype = bulk_dtype(hello.dtype)
         self.sizes = [tensor_bytes(fragment.numel, dtype) for fragment in hello.layout.fragments]
         self.catchups = CatchUps(
             loop, log, versions=self._versions,
             images=lambda group: self._all(Msg.BCAST_FRAGMENT, group), limit=catchups_max,
             write_timeout_ns=write_timeout_ns)
+
+    def owners(self) -> dict[type, Callable[[Any], None]]:
+        """Who carries out the actions that send something, each behind those before it."""
+        def in_order(carry_out: Callable[[Any], None]) -> Callable[[Any], None]:
+            def carry_out_in_order(action: Any) -> None:
+                if self.behind:
+                    self.behind.append((carry_out, action))
+                else:
+                    carry_out(action)
+
+            return carry_out_in_order
+
+        return {actions.CatchUp: in_order(self.catch_up), actions.Pull: in_order(self.pull),
+                actions.Broadcast: in_order(self.broadcast),
+                actions.SendFinal: in_order(self.final_cut),
+                actions.SendShutdown: in_order(self.shutdown)}
 
     def merging(self, fragment: int) -> None:
         """A round of this fragment has closed: its broadcast comes soon."""
@@ -69,7 +107,11 @@ class Outgoing:
                 group.pump()
 
     def broadcast(self, action: actions.Broadcast) -> None:
-        version = self._version(Msg.BCAST_FRAGMENT, action.fragment)
+        try:
+            version = self._version(Msg.BCAST_FRAGMENT, action.fragment)
+        except MemoryError as error:
+            self._wait_for_memory(action, error)
+            return
         groups = [group for member in action.members
                   if (group := self._group(member, "broadcast")) is not None
                   and not self.catchups.waits(group)]
@@ -81,6 +123,38 @@ class Outgoing:
         if self.commit_ns is not None:
             elapsed_ns, self.commit_ns = self.loop.now_ns() - self.commit_ns, None
             self.handle(events.Synced(action.version, elapsed_ns))
+
+    def _wait_for_memory(self, action: actions.Broadcast, error: MemoryError) -> None:
+        """Nothing goes out before this does; what has no use is given back for it."""
+        now_ns = self.loop.now_ns()
+        first = self.lacking_since_ns is None
+        if first:
+            self.free_spares()
+            self.lacking_since_ns = now_ns
+        if first or now_ns - self.said_ns >= SAY_AGAIN_NS:
+            self.said_ns = now_ns
+            self.log.warning("no memory for a broadcast: it waits, and the run with it",
+                             fragment=action.fragment, version=action.version, error=str(error))
+        self.behind.appendleft((self.broadcast, action))
+        self.lacking = self.loop.call_at(now_ns + LACKING_NS, self._go_on)
+
+    def _go_on(self) -> None:
+        """Send what has waited, as far as there is memory."""
+        self.lacking = None
+        while self.behind and self.lacking is None:
+            carry_out, action = self.behind.popleft()
+            carry_out(action)
+        if self.lacking is None and self.lacking_since_ns is not None:
+            waited_ns, self.lacking_since_ns = self.loop.now_ns() - self.lacking_since_ns, None
+            self.log.warning("memory for broadcasts is there again",
+                             waited_s=round(waited_ns / 1e9, 1))
+
+    def close(self) -> None:
+        """The run ends: what is queued may go, and what waits for memory is not waited for."""
+        if self.lacking is not None:
+            self.lacking.cancel()
+        self.behind.clear()
+        self.catchups.close()
 
     def final_cut(self, action: actions.SendFinal) -> None:
         group = self._group((action.learner, action.generation), "final cut")

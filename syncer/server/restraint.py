@@ -1,4 +1,4 @@
-"""What keeps a log short: of lines with one text a few, and then one a second that says how many.
+"""What keeps a log short: of lines with one text a few, then one now and then with their number.
 
 Whoever can cause a line can cause a million of them. Must not write lines, and belongs to the
 loop's thread: lines of others are not counted.
@@ -17,8 +17,7 @@ BURST = 50
 BURSTS = {"outer step": 2000}
 """Of texts that a run of moderate length writes anyway: whoever counts steps finds each of them."""
 REFILL_NS = 5 * 10**9
-"""One more after so long."""
-SECOND_NS = 10**9
+"""One more after so long, and how often those that are too many are told."""
 
 Write = Callable[[str, str, dict[str, Any]], None]
 
@@ -61,7 +60,7 @@ class Restraint:
         kind.held += 1
         kind.last = level, fields
         if kind.timer is None:
-            kind.timer = self.loop.call_at(now_ns + SECOND_NS, lambda: self._tell(text, kind))
+            kind.timer = self.loop.call_at(now_ns + REFILL_NS, lambda: self._tell(text, kind))
         return False
 
     def _tell(self, text: str, kind: Kind) -> None:

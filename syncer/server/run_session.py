@@ -34,6 +34,7 @@ from syncer.server.tape import Recorder
 from syncer.server.workers import Workers
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
+from syncer.wire.payload import free_spares
 
 CONNECTIONS_MAX = 4
 """Of one learner: its newest one, and those before it that are about to die."""
@@ -81,6 +82,7 @@ class RunSession:
                              keep_wire=config.late_carry)
         self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
                                  log=parts.log, handle=handle,
+                                 free_spares=lambda: _free_spares(self.pool),
                                  catchups_max=config.max_concurrent_catchups,
                                  write_timeout_ns=config.write_timeout_s * 10**9)
         # Spares: a push per learner and round in flight, and two bf16 bodies of the next commits.
@@ -107,10 +109,7 @@ class RunSession:
             actions.AdoptInit: self._adopt_init,
             actions.OpenFold: merging.open_fold, actions.Fold: merging.fold,
             actions.StartMerge: start_merge, actions.Publish: self._publish,
-            actions.CatchUp: outgoing.catch_up, actions.Pull: outgoing.pull,
-            actions.Broadcast: outgoing.broadcast, actions.SendFinal: outgoing.final_cut,
-            actions.SendShutdown: outgoing.shutdown,
-            actions.Save: self._save, actions.Record: self._record,
+            actions.Save: self._save, actions.Record: self._record, **outgoing.owners(),
         }
 
     def find(self, learner: int, generation: int) -> Group | None:
@@ -241,3 +240,10 @@ class RunSession:
 
 def _host(group: Group) -> str:
     return group.control.peer.rpartition(":")[0]
+
+
+def _free_spares(pool: BufferPool) -> None:
+    """Memory is short: give back what is only kept for the next payloads."""
+    most, pool.spare_bytes_max = pool.spare_bytes_max, 0
+    pool.spare_bytes_max = most
+    free_spares()

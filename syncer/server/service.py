@@ -270,7 +270,7 @@ class Server:
         groups: list[Group] = []
         if self.session is not None:
             self.session.ingest.close()
-            self.session.outgoing.catchups.close()
+            self.session.outgoing.close()
             groups = self.session.open_groups
         yield from self._until(lambda: all(group.flushed for group in groups), FLUSH_NS)
         for group in groups:

@@ -53,6 +53,13 @@ def spare_bytes():
     return spare_total
 
 
+def free_spares():
+    """Give the freed blocks back to the system: memory is short."""
+    while spare_count:
+        free(spares[spare_count - 1].memory)
+        drop_spare(spare_count - 1)
+
+
 cdef void drop_spare(Py_ssize_t index) noexcept:
     global spare_count, spare_total
     spare_total -= spares[index].capacity

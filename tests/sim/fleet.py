@@ -35,7 +35,7 @@ from tests.sim.learner import SimLearner
 from tests.sim.neglect import Neglect
 from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
 from tests.sim.server import SimServer
-from tests.sim.system import LogLines, SimSystem, SimTape
+from tests.sim.system import LogLines, Scarce, SimSystem, SimTape
 from tests.sim.told import check_tape
 
 RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
@@ -46,6 +46,7 @@ SAID = {
     b"event tape records lost": "event tape records lost",
     b"catch-up waits for its turn": "catch-up waits for its turn",
     b"catch-up begins after its wait": "catch-up begins after its wait",
+    b"no memory for a broadcast": "a broadcast waited for memory",
     b"no room for both": "a connection made room for the next one of its learner",
     b"newer connections": "a learner has too many connections",
     b"while its older connection is alive": "two connections of a learner are alive",
@@ -265,10 +266,21 @@ class Fleet:
         self.server.system.listener.failing.append(self.world.rng.choice(numbers))
 
     def fault_system_call(self) -> None:
-        """The next connection for which the system is asked for this gets an error."""
+        """The next connection for which the system is asked for this gets an error; or broadcasts
+        find no memory for a while."""
         rng = self.world.rng
-        call = rng.choice(self.network.CALLS)
+        call = rng.choice((*self.network.CALLS, "broadcast"))
+        if call == "broadcast":
+            end_ns = self.world.now_ns + self.world.between(1, 20_000) * MS
+            self.starve(min(end_ns, self.faults_end_ns))
+            return
         self.network.failing[call].append(rng.choice([errno.ENOSPC, errno.ENOMEM, NO_MEMORY]))
+
+    def starve(self, end_ns: float) -> None:
+        """Until then there is no memory to encode a version in."""
+        session = self.server.server.session
+        if session is not None and not self.server.ended:
+            session.outgoing.pool = Scarce(self.world, session.outgoing.pool, end_ns)
 
     def fault_freeze(self) -> None:
         self.server.freeze(self.world.between(10, 10_000) * MS)
@@ -323,6 +335,8 @@ class Fleet:
     def play(self) -> None:
         """Run to the end. AssertionError if the fleet gets stuck after its faults have stopped."""
         with scale.scaled(self.settings):
+            if self.world.now_ns >= self.faults_end_ns:
+                scale.forgive()
             while not self.over():
                 assert self.world.step(), "nothing is left to happen"
                 if self.world.done % 64 == 0:

@@ -186,6 +186,18 @@ def _no_memory(*given: Any) -> None:
     raise MemoryError("no memory for a fragment buffer")
 
 
+class Scarce:
+    """A pool of buffers that has none until `end_ns`."""
+
+    def __init__(self, world: World, pool: Any, end_ns: float):
+        self.world, self.pool, self.end_ns = world, pool, end_ns
+
+    def take(self, numel: int) -> Any:
+        if self.world.now_ns < self.end_ns:
+            _no_memory()
+        return self.pool.take(numel)
+
+
 class SimTape:
     """A file that only grows; over all processes of a run. `trouble`: of its next calls."""
 

@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from syncer.protocol import DTYPE_F32
 from syncer.server import door, restraint, run_session, service
 from syncer.server.outgoing import Outgoing
 from syncer.wire.encode import encode_hello
@@ -124,6 +125,47 @@ def test_memory_that_is_lacking_for_one_connection_ends_that_one(monkeypatch, mo
     assert b"internal error" not in said
 
 
+@pytest.mark.parametrize("pipeline", [1, 3])
+def test_memory_that_is_lacking_for_a_broadcast_is_waited_for(pipeline):
+    """It is everybody's, so that nobody is to blame: it goes out when there is memory again, and
+    before the pulls about it. No connection ends for it."""
+    fleet = Fleet(9, config=toy_config(learners=3, quorum=2, total_steps=30, pipeline=pipeline,
+                                       log_level="info", log_format="json"),
+                  faults=[], settings={"misconfigured": 0})
+    assert fleet.dtype != DTYPE_F32
+    with scaled(fleet.settings):
+        scheduler = fleet.server.scheduler
+        fleet.world.wait(lambda: scheduler.global_step >= 10)
+        fleet.starve(fleet.world.now_ns + 45 * SECOND)
+        fleet.world.wait(lambda: lines_of(fleet, "no memory for a broadcast: it waits, and the run "
+                                          "with it"))
+        fleet.world.wait(lambda: scheduler.global_step >= 25)
+    fleet.play()
+    fleet.check()
+    assert len(lines_of(fleet, "no memory for a broadcast: it waits, and the run with it")) == 2
+    over, = lines_of(fleet, "memory for broadcasts is there again")
+    assert 44 < over["waited_s"] < 46
+    assert {line["reason"] for line in lines_of(fleet, "push rejected")} <= {"OutOfRound"}, "late"
+    assert not lines_of(fleet, "connection ended")
+
+
+def test_a_signal_does_not_wait_for_memory():
+    fleet = Fleet(9, config=toy_config(learners=2, total_steps=30, checkpoint_path=PATH,
+                                       checkpoint_every=7), faults=[])
+    assert fleet.dtype != DTYPE_F32
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 10)
+        fleet.starve(fleet.world.now_ns + 1000 * SECOND)
+        fleet.world.wait(lambda: fleet.server.server.session.outgoing.behind)
+        begun_ns, server = fleet.world.now_ns, fleet.server
+        server.signal()
+        fleet.world.wait(lambda: server.over)
+        assert fleet.world.now_ns < begun_ns + 10 * SECOND
+    assert server.status == 128 + 15
+    fleet.play()
+    fleet.check()
+
+
 def test_memory_that_is_lacking_for_a_catch_up_ends_its_connection(monkeypatch):
     fleet = Fleet(3, config=toy_config(learners=2, quorum=2, total_steps=20), faults=[],
                   settings={"misconfigured": 0})
@@ -218,7 +260,7 @@ def lines_of(fleet: Fleet, text: str) -> list[dict]:
 
 
 def test_strangers_cannot_fill_the_log():
-    """3,000 of them in six seconds: some lines, and then one a second that says how many."""
+    """3,000 of them in six seconds: some lines, and then one now and then that says how many."""
     fleet = Fleet(6, config=toy_config(learners=1, total_steps=100_000, log_level="info",
                                        log_format="json"), faults=[], settings={"strangers": 1024})
     with scaled(fleet.settings):

@@ -8,7 +8,7 @@ from syncer.protocol import DTYPE_F32, Msg
 from syncer.wire import encode
 from syncer.wire.frames import FrameReader
 from syncer.wire.limits import Limits
-from syncer.wire.payload import SPARE_BYTES_MAX, spare_bytes
+from syncer.wire.payload import SPARE_BYTES_MAX, free_spares, spare_bytes
 
 MIB = 1024 * 1024
 LIMITS = Limits.for_server(Layout((FragmentLayout(RDA, (128 * MIB,)),)), DTYPE_F32)
@@ -84,3 +84,12 @@ def test_small_messages_and_messages_of_strangers_do_not_use_the_spares(reader):
     assert (msg_type, len(payload)) == (Msg.HELLO, 16 * MIB)
     del payload
     assert spare_bytes() == SPARE_BYTES_MAX
+
+
+def test_spares_go_when_memory_is_short(reader):
+    held = receive(reader, 5 * MIB)
+    free_spares()
+    assert spare_bytes() == 0
+    held.release()
+    del held
+    assert spare_bytes() == block(5 * MIB)
