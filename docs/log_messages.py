@@ -101,8 +101,11 @@ MEANINGS = {
         "values as large as this come from a learner that has blown up; see merge.md",
     "quorum timeout: new frozen-membership attempt":
         "too few answered in time: the round begins again with those who are there",
+    "the run waits":
+        "for so many seconds, `what` says for whom or what, until when, and what can be done; said "
+        "from 5 seconds on, and again every 30",
     "quorum timeout: relaunch deferred, too few learners":
-        "and there are too few of those: looked at again every second, said again every 30",
+        "and there are too few of those: looked at again every second, said once in an attempt",
     "a round cannot close without a learner that has gone":
         "it waits until the quorum timeout, and on while fewer than quorum learners are there",
     "quorum timeout: missing learners of the fixed roster pulled again":

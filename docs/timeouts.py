@@ -79,8 +79,9 @@ ROWS = (
         "syncer/core/rounds/membership.pyx:SILENCE_NS",
         "its slots go to the current one; also how long after the newest has gone an older one is "
         "current, and how long that shows life beside a silent newest one"),
-    Row(SERVER, "learners without whom a round cannot close",
-        "syncer/core/rounds/round.pyx:TELL_NS", "said again"),
+    Row(SERVER, "anything that keeps the run waiting", "syncer/core/run/waits.pyx:SAY_NS",
+        "it is said, with whom or what, until when and what can be done (rule 16.2)"),
+    Row(SERVER, "and then", "syncer/core/run/waits.pyx:SAY_AGAIN_NS", "said again"),
     Row(SERVER, "too few learners to relaunch to", "syncer/core/rounds/gathering.pyx:DEFER_NS",
         "the deadline moves by this"),
     Row(SERVER, "late pushes after the quorum", "--grace-ms",

@@ -62,6 +62,19 @@ class Msg(IntEnum):
     BUDGET_DONE = 14
 
 
+class NoticeCode(IntEnum):
+    """What a notice is about."""
+
+    LEARNERS = 1
+    INITIAL_VALUES = 2
+    ANSWERS = 3
+    """Of a round."""
+    FILE = 4
+    CLAIMED_TWICE = 5
+    """One learner id, from two addresses."""
+    OTHER = 6
+
+
 def msg_name(msg_type: int) -> str:
     """`9 (CHUNK)` for a known type, the bare number for any other."""
     try:

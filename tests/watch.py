@@ -16,6 +16,7 @@ from syncer.core.rounds.round import RoundState
 from syncer.core.run.phases import Phase
 from syncer.core.run.tape_keys import misfit
 from tests.closing_rules import decide, launch_gap_ns
+from tests.waiting_rules import WaitsCheck
 
 
 class Payload:
@@ -35,6 +36,7 @@ class Watch:
     def __init__(self, scheduler, durable_step: int = -1):
         """durable_step: of the checkpoint that the scheduler was resumed from, -1 for none."""
         self.scheduler = scheduler
+        self.waits = WaitsCheck(scheduler)
         self.config = scheduler.config
         self.owned: dict[int, Payload] = {}
         self.connected: set = set()
@@ -103,6 +105,7 @@ class Watch:
                 self.pull(action, pulled)
             elif hasattr(self, f"on_{name}"):
                 getattr(self, f"on_{name}")(action)
+        self.waits.look(actions)
         self.state()
 
     def state(self):

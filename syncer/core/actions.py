@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from syncer.protocol import NoticeCode
+
 Member = tuple[int, int]
 
 
@@ -197,6 +199,15 @@ class SendShutdown(NamedTuple):
     members: tuple[Member, ...]
 
 
+class Notice(NamedTuple):
+    """Tell each member what it or the run waits for, if its connection can carry that."""
+
+    members: tuple[Member, ...]
+    code: NoticeCode
+    text: str
+    """One line, at most 1 KiB."""
+
+
 class Log(NamedTuple):
     """One log line: a level of the logging module ("INFO", "WARNING" …), a text, and fields."""
 
@@ -220,5 +231,6 @@ class Exit(NamedTuple):
 
 Action = (
     Admit | Refuse | Close | Release | AdoptInit | CatchUp | Pull | OpenFold | Fold | Park | Unpark
-    | StartMerge | Publish | Broadcast | Save | SendFinal | SendShutdown | Log | Record | Exit
+    | StartMerge | Publish | Broadcast | Save | SendFinal | SendShutdown | Notice | Log | Record
+    | Exit
 )

@@ -87,6 +87,7 @@ class Server:
             actions.Log: lambda action: self.log.write(*action),
             actions.Record: lambda action: self.recorder.write(action.fields),
             actions.Refuse: self.door.refuse_arrival,
+            actions.Notice: lambda action: None,  # no connection carries one: the log has it
         }, watch or (InvariantsWatch() if self.system.checks() else None))
         self.session: RunSession | None = None
         self.is_broken = False

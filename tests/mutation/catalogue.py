@@ -12,7 +12,7 @@ GATHERING = broken(
     "core/rounds/gathering.pyx",
     ("1.2", "a resumed session begins at version 0", "version_at(step, p, fragments)", "0"),
     ("4.2", "a fixed roster is launched to whoever is there",
-     "needed = self.policy.learners if self.policy.fixed_roster else 1", "needed = 1"),
+     "cdef Py_ssize_t needed = self.launch_needs()", "cdef Py_ssize_t needed = 1"),
     ("4.2", "with nobody there launching is not tried again",
      "                self.retry_ns = self.now_ns + RETRY_NS\n", ""),
     ("4.4", "launches are not paced",
@@ -265,8 +265,6 @@ SCHEDULER = broken(
     ("1.5", "a run does not wait for its learners",
      "(self.members.current_count < self.policy.start_learners\n                or not",
      "(not"),
-    ("1.6", "the start may take for ever", "elif self.now_ns >= self.start_deadline_ns:",
-     "elif False:"),
     ("1.7", "a round that a launch has completed waits for the next event",
      "            self.launch_due()\n            self.settle_all()\n",
      "            self.settle_all()\n            self.launch_due()\n"),
@@ -346,6 +344,36 @@ COMMITTING = broken(
      " and not self.in_background)", ")"),
     ("10.6", "a write in the background that failed is forgotten",
      "self.failure = f", "unused = f"),
+)
+WAITS = broken(
+    "core/run/waits.pyx",
+    ("1.6", "the start may take for ever", "elif self.now_ns >= self.start_deadline_ns:",
+     "elif False:"),
+    ("16.1", "a later round is what the run waits for",
+     "round = self.rounds.get(self.global_step + 1)\n            if round is None:",
+     "round = self.rounds.get(self.next_step - 1)\n            if round is None:"),
+    ("16.1", "a missing roster is no wait",
+     "return (Wait.LAUNCH if self.members.launchable_count < self.launch_needs()",
+     "return (Wait.LAUNCH if False"),
+    ("16.1", "a learner 0 that has just come is late",
+     "            return self.members.current[0] is not None\n        return",
+     "            return 0\n        return"),
+    ("16.2", "a wait is said once", "self.tell_ns = self.now_ns + SAY_AGAIN_NS",
+     "self.tell_ns = NEVER"),
+    ("16.2", "a wait for answers begins when its step is the next",
+     "                self.wait_since_ns = round.begun_ns\n", "                pass\n"),
+    ("16.2", "a line for every round", "self.told_ids.issuperset(missing):", "False:"),
+    ("16.2", "whoever is missing, it is the wait of before",
+     "self.told_ids.issuperset(missing):", "True:"),
+    ("16.2", "a long step is late",
+     "        if not self.told and self.now_ns < due:\n", "        if False:\n"),
+    ("16.3", "nobody but the log hears of a wait",
+     "return self.notice(self.members.current_keys(), self.code_of(), text)", "return 0"),
+    ("16.4", "who joins a wait is told with the next line",
+     "elif self.told and self.newcomers:", "elif False:"),
+) + broken(
+    "core/run/wait_texts.py",
+    ("16.3", "every id of a list is shown", "if len(learners) > LISTED_MAX:", "if False:"),
 )
 ENDING = broken(
     "core/run/ending.pyx",
@@ -450,4 +478,4 @@ CATCHUPS = broken(
 )
 
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
-             + COMMITTING + ENDING + OUTBOX + DOOR + CATCHUPS)
+             + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + CATCHUPS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from syncer.core import actions as act
 from syncer.core import events as ev
 from syncer.core.rounds.round import RoundState
+from syncer.protocol import NoticeCode
 
 REQUIRED = frozenset({
     # joining and leaving
@@ -16,6 +17,8 @@ REQUIRED = frozenset({
     "a silent connection gave its slot away", "a late frame of the dead", "exact fold rebuilt",
     "final cut again", "a learner was refused",
     "catch-up waits for its turn", "catch-up begins after its wait",
+    # waits
+    *(f"notice: {code.name}" for code in NoticeCode if code is not NoticeCode.CLAIMED_TWICE),
     # deadlines
     "quorum timeout: new frozen-membership attempt", "soft deadline", "grace ran out",
     "quorum timeout: relaunch deferred, too few learners", "capacity shrink",
@@ -150,6 +153,9 @@ class Marks:
         if action.learner in self.finals:
             self.found.add("final cut again")
         self.finals.add(action.learner)
+
+    def on_notice(self, action: act.Notice) -> None:
+        self.found.add(f"notice: {action.code.name}")
 
     def on_close(self, action: act.Close) -> None:
         self.found.add("closed to get the initial values again")

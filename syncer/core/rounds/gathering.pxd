@@ -24,6 +24,7 @@ cdef class Gathering(Ground):
     cdef int committed(self, Round round) except -1
     cdef int sync_took(self, long long sync_ns) except -1
     cdef int launch_due(self) except -1
+    cdef Py_ssize_t launch_needs(self) noexcept
     cdef long long next_launch_ns(self)
     cdef int launch(self) except -1
     cdef int open_fold(self, Round round) except -1

@@ -17,8 +17,8 @@ rule 4.3. E, the expected set, is frozen at launch, and `base` is the fragment's
     round's merge is a step from there. Everybody in E is sent the pull.
 
 rule 6.11. At the quorum deadline a round to which too few could answer goes on waiting, with all
-    its pushes: a new attempt would throw them away and fail again. It is looked at every second,
-    and twice a minute the log says for whom it waits.
+    its pushes: a new attempt would throw them away and fail again. It is looked at every second;
+    why there is none is said once, for whom the round waits as of every wait (rule 16.2).
 rule 6.12. Otherwise a new *attempt* asks those who are there now. It starts empty, because its base
     and its set may be others; the number of the attempt keeps answers to the old one out (rule
     5.1). Carried deltas stay: they were late before and are relative to their own base. They may
@@ -113,7 +113,7 @@ cdef class Gathering(Ground):
 
         Steps are launched and committed in order, so a fragment is free as long as depth <= P.
         """
-        cdef Py_ssize_t needed = self.policy.learners if self.policy.fixed_roster else 1
+        cdef Py_ssize_t needed = self.launch_needs()
         while (len(self.rounds) < self.depth and self.next_step <= self.policy.total_steps
                and self.now_ns >= self.next_launch_ns()):
             if self.members.launchable_count < needed:
@@ -121,6 +121,10 @@ cdef class Gathering(Ground):
                 return 0
             self.launch()
         return 0
+
+    cdef Py_ssize_t launch_needs(self) noexcept:
+        """How many must be launchable."""
+        return self.policy.learners if self.policy.fixed_roster else 1
 
     cdef long long next_launch_ns(self):
         """When pace allows a launch, by what the learners that are there now are known to need."""
@@ -253,8 +257,9 @@ cdef class Gathering(Ground):
             return self.pull_missing(round, fields)
         if self.members.launchable_count < relaunch_needs(self.policy):
             round.quorum_deadline_ns = self.now_ns + DEFER_NS
-            if not round.tell(self.now_ns):
+            if round.told_deferred:
                 return 0
+            round.told_deferred = True
             fields["launchable"] = self.members.launchable_count
             fields["quorum"] = relaunch_needs(self.policy)
             return self.warn("quorum timeout: relaunch deferred, too few learners", fields)

@@ -5,7 +5,8 @@ own:
 
     Ground -> Gathering -> Joining -> Admission -> Excluding     rounds/: a round, who is in it,
                                                     what it accepts, what its merge leaves out
-           -> Committing -> Ending -> Scheduler     run/: what becomes visible and durable, the end
+           -> Committing -> Ending              run/: what becomes visible and durable, the end,
+           -> Waiting -> Scheduler              what is waited for, what each event means
 
 A layer may call those below it, never one above; what the layers above must know, a method returns.
 So a rule is looked for in one file, and the file says at its head which rules those are. Must not

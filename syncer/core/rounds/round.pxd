@@ -30,6 +30,7 @@ cdef class Round:
     cdef readonly Py_ssize_t pushed          # slots with a push
     cdef readonly object capacity_expected   # of E, in millionths
     cdef readonly object capacity_answered   # of the answered slots
+    cdef readonly long long begun_ns         # launch of the first attempt
     cdef readonly long long launch_ns        # of this attempt
     cdef readonly long long quorum_deadline_ns
     cdef readonly long long quorum_ns        # when quorum was first seen
@@ -41,6 +42,7 @@ cdef class Round:
     cdef readonly tuple contributions        # once computing; what is merged, once computed
     cdef readonly dict weights               # (learner, carried) -> weight, of what is in a fold
     cdef readonly bint told_too_few          # in this attempt
+    cdef bint told_deferred                  # in this attempt
     cdef readonly list excluded              # (contribution, attempt, element) of what was left out
     cdef readonly bint folds                 # of this attempt: pushes are added up as they come
     cdef readonly long long compute_ns
@@ -48,7 +50,6 @@ cdef class Round:
     cdef readonly str error
     cdef readonly long long committed_ns
     cdef Policy policy
-    cdef long long said_ns                   # when the log was last told what is waited for
 
     cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1
     cdef bint contributed(self) noexcept
@@ -65,7 +66,6 @@ cdef class Round:
     cdef int join(self, Member member) except -1
     cdef list expected_members(self)
     cdef list unanswered(self)
-    cdef bint tell(self, long long now_ns) noexcept
     cdef list free_pushes(self)
     cdef list free_all(self)
     cdef int start_computing(self, tuple contributions) except -1

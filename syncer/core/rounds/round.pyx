@@ -23,12 +23,11 @@ delta of one learner count once.
 
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.deadlines cimport NEVER
-from syncer.core.rounds.membership cimport LONG_AGO, Member
+from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.policy cimport MILLION, Policy
 
 cdef long long ASK_NS = 250_000_000              # until a refused member is asked again,
 cdef long long ASK_MAX_NS = 30_000_000_000       # twice as long after each further refusal
-cdef long long TELL_NS = 30_000_000_000          # between two lines about one wait
 
 
 cdef class Slot:
@@ -64,12 +63,15 @@ cdef class Round:
         cdef Member member
         cdef Slot slot
         self.attempt += 1
+        if self.attempt == 1:
+            self.begun_ns = now_ns
         self.slots = {}
         self.asking = {}
         self.answered = 0
         self.pushed = 0
         self.weights = {}
         self.told_too_few = False
+        self.told_deferred = False
         self.capacity_expected = 0
         self.capacity_answered = 0
         for member in members:
@@ -82,7 +84,6 @@ cdef class Round:
         else:
             self.capacity_expected = MILLION * len(self.slots)
         self.launch_ns = now_ns
-        self.said_ns = LONG_AGO
         self.quorum_deadline_ns = quorum_deadline_ns
         self.quorum_ns = NEVER
         self.grace_deadline_ns = NEVER
@@ -192,13 +193,6 @@ cdef class Round:
     cdef list unanswered(self):
         """Ids of the learners whose answers are missing, ascending."""
         return [learner for learner in sorted(self.slots) if not self.answers(self.slots[learner])]
-
-    cdef bint tell(self, long long now_ns) noexcept:
-        """Is it time to say again what this round waits for? Then that is done now."""
-        if now_ns < self.said_ns + TELL_NS:
-            return False
-        self.said_ns = now_ns
-        return True
 
     cdef list free_pushes(self):
         """Payloads of pushes that have not been given back yet, ascending id; now they are."""

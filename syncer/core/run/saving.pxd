@@ -8,7 +8,8 @@ cdef class Saves:
     cdef readonly object wanted              # SaveKind of the Save that waits for it
     cdef readonly long long durable_step     # newest cut that is known to be on disk; -1: none
     cdef readonly str failure                # of a write in the background; told at the next wait
-    cdef long long every, step
+    cdef readonly long long step             # of the newest Save
+    cdef long long every
     cdef bint background
 
     cdef bint hold_commits(self)

@@ -1,15 +1,12 @@
 # C surface of the scheduler: state that invariants.check reads, nothing that others may set.
 from syncer.core.rounds.membership cimport Member
-from syncer.core.run.ending cimport Ending
+from syncer.core.run.waits cimport Waiting
 
-cdef class Scheduler(Ending):
+cdef class Scheduler(Waiting):
     cdef readonly object config
-    cdef readonly list initialized           # of each fragment
-    cdef long long start_deadline_ns         # < 0: not begun
 
     cdef int handle(self, object event) except -1
     cdef int run_timers(self) except -1
-    cdef int start_overdue(self) except -1
     cdef int on_hello(self, object event) except -1
     cdef int on_misfit(self, object event) except -1
     cdef int turn_away(self, object event) except -1

@@ -30,7 +30,6 @@ rule 1.3. Initial values come from learner 0. The first value of a fragment wins
 rule 1.5. Training starts when every fragment has its value and enough learners are current. The
     initial cut goes to each of them, fragment by fragment, and they are launchable at once: their
     first pull is queued behind it. A run resumed with no step left goes straight to its end.
-rule 1.6. With --start-timeout-s the run ends with status 6 if that does not happen in time.
 rule 10.2. With --checkpoint-every 1 version 0 is durable before that: a crash in the first step
     must not cost the initial values that the learners train from.
 
@@ -54,19 +53,18 @@ from syncer.core.run.phases import phases as phase_names
 from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, RoundState
-from syncer.core.run.ending cimport Ending
 from syncer.core.run.phases cimport Handler, Phase, handler_of
+from syncer.core.run.waits cimport Waiting
 from syncer.errors import InvariantViolation
 from syncer.exits import Exit
 
 cdef int FAILED = Exit.FAILED
-cdef int NEVER_STARTED = Exit.NEVER_STARTED
 cdef int NOT_RESUMABLE = Exit.NOT_RESUMABLE
 cdef object ROUND = act.SaveKind.ROUND, FINAL = act.SaveKind.FINAL
 cdef object FINAL_STATE = act.SaveKind.FINAL_STATE, BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF
 
 
-cdef class Scheduler(Ending):
+cdef class Scheduler(Waiting):
     """All rules of one run.
 
     config: a validated `syncer.config.Config`; resumed: the `events.Resumed` state of a checkpoint,
@@ -77,10 +75,8 @@ cdef class Scheduler(Ending):
     """
 
     def __init__(self, config, resumed=None):
-        Ending.__init__(self, config, resumed)
+        Waiting.__init__(self, config, resumed)
         self.config = config
-        self.initialized = []
-        self.start_deadline_ns = -1
         if resumed is not None:
             self.open_session(resumed.fragments, resumed.step)
             self.initialized = [True] * resumed.fragments
@@ -104,6 +100,7 @@ cdef class Scheduler(Ending):
             self.ask_again()
         else:
             self.run_timers()
+        self.look_wait()
         return out
 
     def deadline_ns(self):
@@ -119,6 +116,7 @@ cdef class Scheduler(Ending):
             due = self.budget.deadline_ns()
         if self.phase != Phase.STOPPING and self.phase != Phase.ENDED:
             due = min(due, self.members.heir_deadline_ns())
+        due = min(due, self.tell_ns)
         return None if due == NEVER else due
 
     cdef int run_timers(self) except -1:
@@ -202,6 +200,7 @@ cdef class Scheduler(Ending):
 
     cdef int welcome(self, Member member) except -1:
         """What the phase has for a member that has just become current."""
+        self.newcomers.append(member.key)
         if self.phase == Phase.WAITING:
             return self.start_if_ready()
         if self.phase == Phase.RUNNING:
@@ -351,18 +350,4 @@ cdef class Scheduler(Ending):
         self.members.started(self.now_ns)
         for fragment in range(self.fragments):
             self.emit(act.Broadcast(self.versions[fragment], fragment, members))
-        return 0
-
-    # rule 1.6
-    cdef int start_overdue(self) except -1:
-        if not self.policy.start_timeout_ns:
-            return 0
-        if self.start_deadline_ns < 0:
-            self.start_deadline_ns = self.now_ns + self.policy.start_timeout_ns
-        elif self.now_ns >= self.start_deadline_ns:
-            if self.members.current_count >= self.policy.start_learners:
-                return self.end(NEVER_STARTED, "no initial values of learner 0 came before "
-                                "--start-timeout-s, and there is no checkpoint that has them")
-            return self.end(NEVER_STARTED, f"{self.members.current_count} of "
-                            f"{self.policy.start_learners} learners came before --start-timeout-s")
         return 0
