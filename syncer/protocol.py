@@ -33,11 +33,20 @@ STREAMS_MAX = 256
 
 COMPAT_MAGIC = b"YCG1"
 COMPAT_GROUP_BYTES_MAX = 64
+EXTENSION_MAGIC = b"SYX1"
+EXTENSION_REVISION = 1
+EXTENSION_BYTES_MAX = 8 * 1024 * 1024
+WELCOME_BYTES_MAX = 4096
+"""And a byte for each fragment."""
+NOTICE_TEXT_BYTES_MAX = 1024
+REPORT_BYTES_MAX = 1024
 HASH_BYTES = 32
 # What a hash is of stands in front of what is hashed.
 HELLO_MAC_DOMAIN = b"yeto-hello-mac-v1\0"
+DATA_MAC_DOMAIN = b"syncer-data-mac-v1\0"
 LAYOUT_DOMAIN = b"yeto-layout-v1\0"
 RL_CONTRACT_DOMAIN = b"yeto-rl-session-contract-v2\0"
+RUN_CONTRACT_DOMAIN = b"syncer-run-v1\0"
 PROFILE_DOMAIN = b"yeto-syncer-semantic-profile-v1\0"
 KEY_VARIABLES = ("SYNCER_HMAC_KEY", "YETO_ISLAND_HMAC_KEY")
 """Environment variables that may hold the island key, the first one that is set."""
@@ -60,6 +69,11 @@ class Msg(IntEnum):
     FINAL_ACK = 12
     FINAL_FRAGMENT = 13
     BUDGET_DONE = 14
+    # Between those that have sent the block of extension.py alone.
+    WELCOME = 15
+    NOTICE = 16
+    REPORT = 17
+    LAYOUT = 18
 
 
 class NoticeCode(IntEnum):

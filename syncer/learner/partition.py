@@ -7,7 +7,6 @@ depend on dictionary order, locale, hash seeds or the values of a tensor; no Num
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 import math
@@ -20,7 +19,7 @@ from typing import NamedTuple, SupportsIndex
 
 from syncer.errors import ConfigError
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, FragmentLayout, Layout
-from syncer.protocol import LAYOUT_DOMAIN
+from syncer.wire.names import FragmentNames, Names, fingerprint
 
 AVG_NAME_PARTS = ("embed", "wte", "wpe", "lm_head", "shared.weight")
 WRAPPER_PREFIXES = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -75,6 +74,14 @@ class NamedLayout(NamedTuple):
             )
             for fragment in self.fragments
         ))
+
+    @property
+    def names(self) -> Names:
+        """Names and full shapes, as learner 0 sends them."""
+        return tuple(
+            FragmentNames(tuple((tensor.name, tensor.shape) for tensor in fragment.tensors),
+                          fragment.identity)
+            for fragment in self.fragments)
 
     @property
     def numel(self) -> int:
@@ -145,23 +152,8 @@ def build_layout(
 
 
 def layout_fingerprint(layout: NamedLayout) -> bytes:
-    """The 32-byte SHA-256 that stands for names, order, merge modes and shapes (wire 5.1, 5.2).
-
-    A tensor's dimensions are its full shape where the fragment has `identity` set, (rows, cols)
-    in an iso fragment, and (numel,) otherwise.
-    """
-    digest = hashlib.sha256(LAYOUT_DOMAIN + len(layout.fragments).to_bytes(4, "little"))
-    for fragment in layout.fragments:
-        digest.update(bytes([fragment.merge_mode]) + len(fragment.tensors).to_bytes(4, "little"))
-        full = fragment.identity or fragment.merge_mode == ISO
-        for tensor in fragment.tensors:
-            name = tensor.name.encode()
-            shape = tensor.shape if full else (tensor.numel,)
-            digest.update(b"".join((
-                len(name).to_bytes(4, "little"), name, tensor.numel.to_bytes(8, "little"),
-                len(shape).to_bytes(4, "little"), *(dim.to_bytes(8, "little") for dim in shape),
-            )))
-    return digest.digest()
+    """The 32-byte SHA-256 that stands for names, order, merge modes and shapes (wire 5.1, 5.2)."""
+    return fingerprint(layout.wire, layout.names)
 
 
 def save_layout(path: str | os.PathLike[str], layout: NamedLayout) -> None:

@@ -32,7 +32,7 @@ from syncer.wire.hello import Claim, Hello, carries, read_hello
 from syncer.wire.identity import Identity
 from syncer.wire.layout import LayoutBytes
 from syncer.wire.limits import Limits
-from syncer.wire.messages import DataHello, parse_data_hello
+from syncer.wire.messages import DataHello, no_proof_expected, parse_data_hello
 
 STRANGERS_MAX = 1024
 """Sockets without an accepted first frame, if there are descriptors for so many; one more ends the
@@ -304,6 +304,8 @@ class Door:
                 stranger.channel.resume()
 
     def _attach(self, stranger: Stranger, data_hello: DataHello, group: Group) -> None:
+        if data_hello.proof:
+            raise no_proof_expected()
         index, count = data_hello.stream, group.hello.num_streams
         if index >= count:
             raise RemoteProtocolError(
@@ -325,7 +327,7 @@ class Door:
         reader.limits = group.limits
 
     def _no_group(self, stranger: Stranger, data_hello: DataHello) -> None:
-        learner, generation, _ = data_hello
+        learner, generation = data_hello[:2]
         if any((hello.learner, hello.generation) == (learner, generation)
                for _, hello in self.arrivals.values()):
             # The run ends and leaves its HELLO unanswered, so that the learner dials again. An

@@ -17,7 +17,7 @@ from syncer.checkpoint.resume import check_resumable
 from syncer.config import Config
 from syncer.errors import CheckpointError, CheckpointMismatch
 from syncer.merge.optimizers import OPTIMIZERS
-from syncer.wire.identity import rl_contract
+from syncer.wire.contracts import rl_contract
 
 
 def resumable_path(config: Config, files: Files) -> str:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 from syncer import protocol
 from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.protocol import CHUNK_HEAD, DTYPE_F32, Msg
-from syncer.wire import messages
+from syncer.wire import extended, messages
 from syncer.wire.hello import HELLO_HEAD
 from syncer.wire.limits import Limits
 
-TYPES = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64"}
+TYPES = {"B": "u8", "H": "u16", "I": "u32", "Q": "u64", "d": "f64"}
 UP, DOWN, BOTH = "learner → syncer", "syncer → learner", "both ways"
 ON_CONTROL, ON_ANY = "control socket", "any socket, bare or in CHUNKs"
+ON_EXTENDED = "extended control socket"
 
 
 class Row(NamedTuple):
@@ -56,7 +57,8 @@ ROWS = {
         UP,
         "first frame of a data socket",
         messages.DATA_HELLO,
-        ("version", *messages.DataHello._fields),
+        ("version", *messages.DataHello._fields[:-1]),
+        "a MAC where 19.10 asks for it",
     ),
     Msg.CHUNK: Row(
         BOTH, "any socket", CHUNK_HEAD, ("msg_id", "total", "offset"), "1 byte to 4 MiB of a frame"
@@ -80,6 +82,22 @@ ROWS = {
         "tensor, always f32",
     ),
     Msg.BUDGET_DONE: Row(UP, ON_CONTROL, messages.BUDGET_DONE, messages.BudgetDone._fields),
+    Msg.WELCOME: Row(
+        DOWN,
+        "first frame of an extended control socket",
+        extended.WELCOME_HEAD,
+        ("revision", *extended.Welcome._fields[:8]),
+        "texts, renumbered and kept, see WELCOME",
+    ),
+    Msg.NOTICE: Row(DOWN, ON_EXTENDED, extended.NOTICE_HEAD, ("code",), "UTF-8 text"),
+    Msg.REPORT: Row(UP, ON_EXTENDED, extended.REPORT_HEAD, ("revision",), "records of f64"),
+    Msg.LAYOUT: Row(
+        DOWN,
+        "control socket of a reader",
+        extended.LAYOUT_HEAD,
+        ("revision", "dtype", "fragments"),
+        "layout, fingerprint, contract, names",
+    ),
 }
 
 
@@ -113,15 +131,17 @@ def _limit(msg_type: Msg, row: Row) -> str:
         layout = Layout((FragmentLayout(RDA, (numel,)),) * fragments)
         sides = [
             Limits.first_frame(),
-            Limits.for_server(layout, DTYPE_F32),
-            Limits.for_client(layout, DTYPE_F32),
+            Limits.for_server(layout, DTYPE_F32, extended=True),
+            Limits.for_client(layout, DTYPE_F32, extended=True),
+            Limits.for_new_reader(),
         ]
         return max(side.frame_bytes_max.get(msg_type, -1) for side in sides)
 
     fixed = 0 if row.struct is None else row.struct.size
     small = limit(1, 1)
     if limit(2, 1) != small:
-        return f"{fixed} + {limit(2, 1) - small} × fragments"
+        each = limit(2, 1) - small
+        return f"{small - each} + {each} × fragments"
     if limit(1, 2) != small:
         return f"{fixed} + the largest fragment"
     return f"{small:,}".replace(",", " ")

@@ -30,7 +30,8 @@ from syncer.protocol import (
     Msg,
 )
 from syncer.wire import messages as m
-from syncer.wire.hello import HELLO_HEAD, Hello, hello_mac
+from syncer.wire.extension import encode_extension
+from syncer.wire.hello import HELLO_HEAD, Hello, data_mac, hello_mac
 from syncer.wire.layout import FRAGMENT_HEAD
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ def _hello_body(hello: Hello) -> bytes:
     )
     streams = hello.num_streams.to_bytes(2, "little")
     return b"".join(
-        [head, encode_layout(hello.layout), *hashes.values(), streams, _trailer(hello.compat_group)]
+        [head, encode_layout(hello.layout), *hashes.values(), streams,
+         _trailer(hello.compat_group),
+         b"" if hello.extension is None else encode_extension(hello.extension)]
     )
 
 
@@ -143,9 +146,10 @@ def _refuse_if(wrong: bool, text: str) -> None:
 # --- small frames ------------------------------------------------------------------------------
 
 
-def encode_data_hello(hello: m.DataHello) -> bytes:
-    """DATA_HELLO frame."""
-    return frame(Msg.DATA_HELLO, _pack(m.DATA_HELLO, Msg.DATA_HELLO, PROTOCOL_VERSION, *hello))
+def encode_data_hello(hello: m.DataHello, key: bytes | None = None) -> bytes:
+    """DATA_HELLO frame; with `key`, proved as an extended group must. `hello.proof` is not used."""
+    payload = _pack(m.DATA_HELLO, Msg.DATA_HELLO, PROTOCOL_VERSION, *hello[:3])
+    return frame(Msg.DATA_HELLO, payload if key is None else payload + data_mac(key, payload))
 
 
 def encode_pull(pull: m.Pull) -> bytes:

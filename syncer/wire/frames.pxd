@@ -13,6 +13,10 @@ cdef struct Range:
     uint64_t end
 
 
+cdef enum:
+    TYPE_COUNT = 32             # message types that a limit can be kept of
+
+
 cdef class Partial:
     # One message in reassembly: its bytes and the ranges that are taken.
     cdef Payload payload
@@ -42,7 +46,7 @@ cdef class FrameReader:
     cdef object _limits
     cdef public Reassembly reassembly
     cdef object error
-    cdef int64_t frame_bytes_max[16]
+    cdef int64_t frame_bytes_max[TYPE_COUNT]
 
     cdef Payload staging
     cdef Py_ssize_t start

@@ -24,7 +24,6 @@ cdef enum:
     HEADER = 13
     CHUNK_HEADER = 24
     CHUNK_TYPE = 9
-    TYPE_COUNT = 16
     # Large enough for hundreds of small frames per receive, small enough that the start of a 4 MiB
     # piece that is copied out of it does not count.
     STAGING = 16384

@@ -17,11 +17,21 @@ from syncer.layout import Layout
 from syncer.protocol import (
     COMPAT_GROUP_BYTES_MAX,
     COMPAT_MAGIC,
+    DATA_MAC_DOMAIN,
     DTYPES,
+    EXTENSION_MAGIC,
     HASH_BYTES,
     HELLO_MAC_DOMAIN,
     PROTOCOL_VERSION,
     STREAMS_MAX,
+)
+from syncer.wire.extension import (
+    Extension,
+    InvalidExtension,
+    Role,
+    Sender,
+    parse_extension,
+    split_extension,
 )
 from syncer.wire.layout import LayoutBytes, scan_layout
 from syncer.wire.limits import Limits
@@ -45,6 +55,8 @@ class Hello(NamedTuple):
     profile_hash: bytes | None = None
     num_streams: int = 0
     compat_group: str | None = None
+    extension: Extension | None = None
+    """None of one that speaks protocol 4 alone."""
 
 
 class Claim(NamedTuple):
@@ -59,20 +71,11 @@ class Claim(NamedTuple):
     profile_hash: bytes | None
     num_streams: int
     compat_group: str | None
+    extension: Extension | None = None
 
     def hello(self, layout: Layout) -> Hello:
         """With its layout as an object: one that was read from it, or that equals it."""
-        return Hello(
-            self.learner,
-            self.generation,
-            self.dtype,
-            layout,
-            self.fingerprint,
-            self.contract,
-            self.profile_hash,
-            self.num_streams,
-            self.compat_group,
-        )
+        return Hello(*self._replace(layout=layout))  # type: ignore[arg-type]
 
 
 class _Cursor:
@@ -102,7 +105,16 @@ class _Cursor:
 
 def hello_mac(key: bytes, body: Bytes) -> bytes:
     """HMAC-SHA256 over the domain and the HELLO body."""
-    mac = hmac.new(key, HELLO_MAC_DOMAIN, "sha256")
+    return _mac(key, HELLO_MAC_DOMAIN, body)
+
+
+def data_mac(key: bytes, body: Bytes) -> bytes:
+    """HMAC-SHA256 over the domain and the 16 bytes of a DATA_HELLO."""
+    return _mac(key, DATA_MAC_DOMAIN, body)
+
+
+def _mac(key: bytes, domain: bytes, body: Bytes) -> bytes:
+    mac = hmac.new(key, domain, "sha256")
     mac.update(body)
     return mac.digest()
 
@@ -119,6 +131,8 @@ def read_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Claim:
         body = _authenticated_body(body, key)
     try:
         return _read_body(_Cursor(body), learners)
+    except InvalidExtension as error:
+        raise RemoteProtocolError(f"invalid HELLO extension: {error}") from None
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"invalid HELLO: {error}") from None
 
@@ -158,10 +172,9 @@ def _read_body(cursor: _Cursor, learners: int) -> Claim:
             f"this syncer speaks {PROTOCOL_VERSION}"
         )
     learner = cursor.number(4)
-    if learner >= learners:
-        raise RemoteProtocolError(
-            f"learner_id {learner} is outside configured range 0..{learners - 1}"
-        )
+    # Who may be a reader has any id; whether it is one stands in the block.
+    if bytes(cursor.data[-len(EXTENSION_MAGIC) :]) != EXTENSION_MAGIC:
+        _check_range(learner, learners)
     generation = cursor.number(8)
     if generation == 0:
         raise RemoteProtocolError("generation must be nonzero")
@@ -170,7 +183,12 @@ def _read_body(cursor: _Cursor, learners: int) -> Claim:
         raise RemoteProtocolError(f"unknown dtype {dtype}, expected 1 (f32), 2 (bf16) or 3 (q4)")
     layout = _read_layout(cursor)
     fingerprint, contract = cursor.take(HASH_BYTES), cursor.take(HASH_BYTES)
-    profile_hash, num_streams, compat_group = _parse_tail(cursor)
+    sender = Sender(learner, dtype, layout, fingerprint, contract)
+    (profile_hash, num_streams, compat_group), extension = _read_rest(cursor, sender)
+    if extension is None or extension.role is Role.LEARNER:
+        _check_range(learner, learners)
+    elif num_streams:
+        raise InvalidExtension(f"a reader has no data sockets, found {num_streams} streams")
     try:
         Limits.for_server(layout, dtype)
     except LocalProtocolError as error:
@@ -185,7 +203,15 @@ def _read_body(cursor: _Cursor, learners: int) -> Claim:
         profile_hash,
         num_streams,
         compat_group,
+        extension,
     )
+
+
+def _check_range(learner: int, learners: int) -> None:
+    if learner >= learners:
+        raise RemoteProtocolError(
+            f"learner_id {learner} is outside configured range 0..{learners - 1}"
+        )
 
 
 def _read_layout(cursor: _Cursor) -> LayoutBytes:
@@ -197,17 +223,35 @@ def _read_layout(cursor: _Cursor) -> LayoutBytes:
     return layout
 
 
-def _parse_tail(cursor: _Cursor) -> tuple[bytes | None, int, str | None]:
-    """[profile hash], num_streams, [compat group]; the length tells which are there (wire 4.8)."""
+def _read_rest(cursor: _Cursor, sender: Sender) -> tuple[_Tail, Extension | None]:
+    """What follows the contract: as protocol 4 has it (wire 4.8), or with a block (wire 19.2)."""
     rest = cursor.data[cursor.at :]
+    try:
+        return _parse_tail(rest), None
+    except RemoteProtocolError:
+        if bytes(rest[-len(EXTENSION_MAGIC) :]) != EXTENSION_MAGIC:
+            raise
+    front, block = split_extension(rest)
+    return _parse_tail(front), parse_extension(block, sender)
+
+
+class _Tail(NamedTuple):
+    profile_hash: bytes | None
+    num_streams: int
+    compat_group: str | None
+
+
+def _parse_tail(rest: memoryview) -> _Tail:
+    """[profile hash], num_streams, [compat group]; the length tells which are there (wire 4.8)."""
+    cursor = _Cursor(rest)
     trailer = _trailer_bytes(rest)
-    extension = len(rest) - trailer
-    if extension not in (2, 2 + HASH_BYTES):
+    extra = len(rest) - trailer
+    if extra not in (2, 2 + HASH_BYTES):
         raise RemoteProtocolError(
-            f"invalid HELLO profile extension length: {extension} bytes after the contract, "
+            f"invalid HELLO profile extension length: {extra} bytes after the contract, "
             f"expected 2 or {2 + HASH_BYTES}"
         )
-    profile_hash = cursor.take(HASH_BYTES) if extension > 2 else None
+    profile_hash = cursor.take(HASH_BYTES) if extra > 2 else None
     num_streams = cursor.number(2)
     compat_group = None
     if trailer:
@@ -218,7 +262,7 @@ def _parse_tail(cursor: _Cursor) -> tuple[bytes | None, int, str | None]:
             raise RemoteProtocolError("compat group is not UTF-8") from None
     if num_streams > STREAMS_MAX:
         raise RemoteProtocolError(f"num_streams {num_streams} exceeds limit {STREAMS_MAX}")
-    return profile_hash, num_streams, compat_group
+    return _Tail(profile_hash, num_streams, compat_group)
 
 
 def _trailer_bytes(rest: memoryview) -> int:

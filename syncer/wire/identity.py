@@ -6,11 +6,11 @@ of rule 14.3 to rule 14.5: what this server asks of everybody, then what a sessi
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 from syncer.layout import Layout
-from syncer.protocol import DTYPES, RL_CONTRACT_DOMAIN
+from syncer.protocol import DTYPES
+from syncer.wire.contracts import rl_contract
 from syncer.wire.encode import encode_layout
 from syncer.wire.hello import Claim, Hello
 from syncer.wire.layout import LayoutBytes, scan_layout
@@ -68,11 +68,6 @@ class Pins(NamedTuple):
     """Whether a HELLO must carry it."""
     island: bytes | None = None
     """The identity that every contract must be made from, see `rl_contract`."""
-
-
-def rl_contract(fingerprint: bytes, island: bytes) -> bytes:
-    """Session contract of an RL island: 32 bytes from its fingerprint and its 32-byte identity."""
-    return hashlib.sha256(RL_CONTRACT_DOMAIN + fingerprint + island).digest()
 
 
 def identity_refusal(

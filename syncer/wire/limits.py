@@ -18,7 +18,10 @@ from syncer.protocol import (
     FRAME_BYTES_MAX,
     HEADER_BYTES,
     HELLO_FRAME_BYTES_MAX,
+    NOTICE_TEXT_BYTES_MAX,
     OPEN_BYTES_FLOOR,
+    REPORT_BYTES_MAX,
+    WELCOME_BYTES_MAX,
     Msg,
     bulk_dtype,
     tensor_bytes,
@@ -26,7 +29,15 @@ from syncer.protocol import (
 from syncer.wire import messages
 from syncer.wire.layout import LayoutBytes
 
+NOTICE_HEAD_BYTES = 2
 CHUNK_FRAME_BYTES_MAX = CHUNK_HEAD.size + CHUNK_SIZE
+
+
+_INTRODUCTIONS: dict[int, int] = {
+    Msg.WELCOME: WELCOME_BYTES_MAX,
+    Msg.NOTICE: NOTICE_HEAD_BYTES + NOTICE_TEXT_BYTES_MAX,
+}
+"""What a syncer says to whoever has introduced itself."""
 
 
 class Limits(NamedTuple):
@@ -51,8 +62,9 @@ class Limits(NamedTuple):
         return cls(allowed, 0, prefix="invalid first frame: ")
 
     @classmethod
-    def for_server(cls, layout: Layout | LayoutBytes, dtype: int) -> Limits:
-        """Of a connection group on the syncer after its HELLO.
+    def for_server(cls, layout: Layout | LayoutBytes, dtype: int, *,
+                   extended: bool = False) -> Limits:
+        """Of a connection group on the syncer after its HELLO; extended: it had a block.
 
         Raises LocalProtocolError if a size of this layout cannot be addressed.
         """
@@ -69,12 +81,20 @@ class Limits(NamedTuple):
             Msg.BUDGET_DONE: messages.BUDGET_DONE.size,
             Msg.CHUNK: CHUNK_FRAME_BYTES_MAX,
         }
+        if extended:
+            allowed[Msg.REPORT] = REPORT_BYTES_MAX
         _check_addressable(final)
         return _session_limits(allowed, max(init, push), inner_bytes_min=0)
 
     @classmethod
-    def for_client(cls, layout: Layout, dtype: int) -> Limits:
-        """Of every socket of a learner. Raises LocalProtocolError like `for_server`."""
+    def for_reader_group(cls) -> Limits:
+        """Of a reader's connection on the syncer: it says that it is there, and no more."""
+        return cls({Msg.HEARTBEAT: messages.HEARTBEAT.size}, 0)
+
+    @classmethod
+    def for_client(cls, layout: Layout, dtype: int, *, extended: bool = False) -> Limits:
+        """Of every socket of a learner, or of a reader that knows the layout; extended: its HELLO
+        had a block. Raises LocalProtocolError like `for_server`."""
         largest = layout.largest
         bcast = messages.VERSIONED_HEAD.size + tensor_bytes(largest, bulk_dtype(dtype))
         final = messages.VERSIONED_HEAD.size + tensor_bytes(largest, DTYPE_F32)
@@ -87,7 +107,16 @@ class Limits(NamedTuple):
             Msg.ERROR: ERROR_FRAME_BYTES_MAX,
             Msg.CHUNK: CHUNK_FRAME_BYTES_MAX,
         }
+        if extended:
+            allowed |= _INTRODUCTIONS
+            allowed[Msg.WELCOME] += len(layout.fragments)
         return _session_limits(allowed, max(bcast, final), inner_bytes_min=HEADER_BYTES)
+
+    @classmethod
+    def for_new_reader(cls) -> Limits:
+        """Of a reader that does not know the layout yet."""
+        return cls({**_INTRODUCTIONS, Msg.LAYOUT: HELLO_FRAME_BYTES_MAX,
+                    Msg.ERROR: ERROR_FRAME_BYTES_MAX, Msg.SHUTDOWN: 0}, 0)
 
 
 def _session_limits(allowed: dict[int, int], largest: int, inner_bytes_min: int) -> Limits:

@@ -14,6 +14,7 @@ from syncer.layout import Layout
 from syncer.protocol import (
     DTYPE_F32,
     FINALIZATION_REVISION,
+    HASH_BYTES,
     PROTOCOL_VERSION,
     Msg,
     bulk_dtype,
@@ -40,6 +41,8 @@ class DataHello(NamedTuple):
     learner: int
     generation: int
     stream: int
+    proof: bytes = b""
+    """MAC over the rest, of a group that has introduced itself to a syncer with a key."""
 
 
 class Init(NamedTuple):
@@ -167,10 +170,18 @@ def parse_data_hello(payload: Bytes) -> DataHello:
         _, learner, generation, stream = DATA_HELLO.unpack_from(payload)
         if generation == 0:
             raise RemoteProtocolError("generation must be nonzero")
-        _exact(payload, DATA_HELLO.size, Msg.DATA_HELLO)
+        if len(payload) != DATA_HELLO.size + HASH_BYTES:
+            _exact(payload, DATA_HELLO.size, Msg.DATA_HELLO)
     except RemoteProtocolError as error:
         raise RemoteProtocolError(f"invalid DATA_HELLO: {error}") from None
-    return DataHello(learner, generation, stream)
+    return DataHello(learner, generation, stream, bytes(payload[DATA_HELLO.size :]))
+
+
+def no_proof_expected() -> RemoteProtocolError:
+    """What a DATA_HELLO with a proof is to a group that has not introduced itself."""
+    return RemoteProtocolError(
+        f"invalid DATA_HELLO: DATA_HELLO payload has {DATA_HELLO.size + HASH_BYTES} bytes, "
+        f"expected {DATA_HELLO.size}")
 
 
 def parse_init(payload: Bytes, learner: int, layout: Layout, dtype: int) -> Init:

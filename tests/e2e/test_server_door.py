@@ -14,7 +14,7 @@ from syncer.errors import ConfigError
 from syncer.protocol import DTYPE_BF16, HASH_BYTES, Msg
 from syncer.server import door, merging
 from syncer.wire import encode, messages
-from syncer.wire.identity import rl_contract
+from syncer.wire.contracts import rl_contract
 from tests.e2e.scripted import (
     ScriptedLearner,
     ServerProcess,

@@ -46,6 +46,7 @@ HELLOS = st.builds(
     profile_hash=st.none() | HASHES,
     num_streams=st.integers(0, 256),
     compat_group=st.none() | GROUPS,
+    extension=st.none(),
 )
 KEYS = st.none() | st.binary(min_size=1, max_size=40)
 
@@ -114,7 +115,11 @@ def test_arbitrary_payloads_raise_remote_errors_only(layout, dtype, payload):
 
 
 SMALL = [
-    (st.builds(m.DataHello, U32, POSITIVE64, U16), encode.encode_data_hello, m.parse_data_hello),
+    (
+        st.builds(m.DataHello, U32, POSITIVE64, U16, st.just(b"")),
+        encode.encode_data_hello,
+        m.parse_data_hello,
+    ),
     (
         st.builds(m.Heartbeat, st.just(7), U64),
         encode.encode_heartbeat,

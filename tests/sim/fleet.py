@@ -16,8 +16,8 @@ from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
 from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
+from syncer.wire.contracts import rl_contract
 from syncer.wire.hello import Hello
-from syncer.wire.identity import rl_contract
 from tests.sim import operator, scale, strangers
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk

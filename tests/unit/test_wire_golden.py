@@ -15,10 +15,12 @@ from syncer.protocol import (
     RL_CONTRACT_DOMAIN,
     Msg,
 )
-from syncer.wire import encode
+from syncer.wire import encode, extended
 from syncer.wire import messages as m
+from syncer.wire.contracts import rl_contract, run_contract
+from syncer.wire.extension import Extension, Held, RunClaim, encode_extension
 from syncer.wire.hello import Hello, hello_mac, parse_hello
-from syncer.wire.identity import rl_contract
+from syncer.wire.names import FragmentNames, fingerprint
 from tests.bulk_frames import encode_bcast, encode_final_fragment, encode_init, encode_push
 
 L1 = Layout((FragmentLayout(RDA, (4,)),))
@@ -111,6 +113,57 @@ def test_rl_contract():
     assert rl_contract(L1_PRINT, b"\x11" * 32).hex() == expected
 
 
+INSTANCE = 0x1122334455667788
+BLUE = bytes.fromhex("f2a3ebe9eb1dd142fd8c49372cf72032ab97c3d7f328b61468126f0c2e031958")
+NAMES = (FragmentNames((("w", (2, 2)),)),)
+BLOCK = Extension("syncer 1.0 on alpha", (Held(INSTANCE, 17),), NAMES,
+                  run=RunClaim(L1_PRINT, "blue"))
+H1_BLUE = H1._replace(contract=BLUE, extension=BLOCK)
+BLOCK_BYTES = raw(
+    "0100 0100 13000000 73796e63657220312e30206f6e20616c706861"
+    "0200 10000000 8877665544332211 1100000000000000"
+    "0300 1a000000 00 01000000 77 02000000 0200000000000000 0200000000000000"
+    "0500 24000000 3d2c1598d87e386e871e06824ffc0e4effc1c0723722c07bc1969756d0ef1fb2 626c7565"
+    "7b000000 53595831"
+)
+
+
+def test_run_contracts():
+    assert run_contract(L1_PRINT, "blue") == BLUE
+    one = fingerprint(Layout((FragmentLayout(AVG, (1,)),)), (FragmentNames((("f0.t0", (1,)),)),))
+    assert one.hex().startswith("2d4c272a")
+    assert run_contract(one, "blue").hex() == (
+        "096518e00c029c963d4b4fc4137926bc5ef064760e645fda4b68e37767908fa7")
+
+
+def test_hello_with_a_block():
+    assert encode_extension(BLOCK) == BLOCK_BYTES
+    payload = encode.encode_hello(H1_BLUE)[13:]
+    assert payload == raw(H1_PAYLOAD.replace(2 * L1_PRINT.hex(), L1_PRINT.hex() + BLUE.hex())) + (
+        BLOCK_BYTES)
+    assert len(payload) == 229
+    assert hashlib.sha256(payload).hexdigest() == (
+        "42cb53e6cd3a6b85d1cb1f95a6766115337aaa20c785aa1b983bba1a6274e497")
+    read = parse_hello(payload, key=None, learners=8)
+    assert read == H1_BLUE._replace(extension=BLOCK._replace(names=None)), "it is not learner 0"
+    assert parse_hello(encode.encode_hello(H1_BLUE._replace(learner=0))[13:], key=None,
+                       learners=8) == H1_BLUE._replace(learner=0)
+
+
+def test_hello_with_a_block_and_a_mac():
+    payload = encode.encode_hello(H1_BLUE, b"secret")[13:]
+    assert payload[-32:].hex() == "10421f3242ff2701b211a773325f094e82fa0e05b0a612df1a1b60ab5cb978c3"
+    assert hashlib.sha256(payload).hexdigest() == (
+        "56b8b182fd379a88b946f42566c72e1b5b03da04a49b01477975c391c0b7c041")
+
+
+def test_data_hello_with_a_proof():
+    hello = m.DataHello(7, GENERATION, 2)
+    payload = encode.encode_data_hello(hello, b"secret")[13:]
+    assert (len(payload), payload[:16]) == (48, encode.encode_data_hello(hello)[13:])
+    assert m.parse_data_hello(payload) == hello._replace(proof=payload[16:])
+
+
 PUSH = m.Push(7, 0, 5, 1, 4, 10, 3, 300, memoryview(f32(0.5, -0.25, 0.0, -2.0)))
 PUSH_FRAME = raw(
     "dec070d1044000000000000000 07000000 00000000 0500000000000000 01000000 0400000000000000"
@@ -169,6 +222,36 @@ FRAMES = {
         encode.encode_budget_done,
         m.parse_budget_done,
         "dec070d10e0800000000000000 0400000000000000",
+    ),
+    Msg.WELCOME: (
+        extended.Welcome(3, INSTANCE, 17, 40, 4, 2, 24.0, extended.RunState.RUNNING, "syncer 1.0",
+                         "blue", 0, (True,)),
+        extended.encode_welcome,
+        lambda payload: extended.parse_welcome(payload, 1),
+        "dec070d10f5200000000000000 0100 0300000000000000 8877665544332211 1100000000000000"
+        "2800000000000000 04000000 02000000 0000000000003840 01 0a00 73796e63657220312e30"
+        "0400 626c7565 0000000000000000 01000000 01",
+    ),
+    Msg.NOTICE: (
+        extended.NoticeText(1, "waiting for learner 1"),
+        extended.encode_notice,
+        extended.parse_notice,
+        "dec070d1101700000000000000 0100 77616974696e6720666f72206c6561726e65722031",
+    ),
+    Msg.REPORT: (
+        extended.LearnerReport(loss=2.5, tokens_per_s=1000.0),
+        extended.encode_report,
+        extended.parse_report,
+        "dec070d1111e00000000000000 0100 0100 08000000 0000000000000440"
+        "0200 08000000 0000000000408f40",
+    ),
+    Msg.LAYOUT: (
+        extended.SessionLayout(DTYPE_F32, L1, L1_PRINT, BLUE, NAMES),
+        extended.encode_session_layout,
+        extended.parse_session_layout,
+        "dec070d1127400000000000000 0100 01 01000000 01 01000000 0400000000000000"
+        + L1_PRINT.hex() + BLUE.hex()
+        + "0300 1a000000 00 01000000 77 02000000 0200000000000000 0200000000000000",
     ),
     Msg.BCAST_FRAGMENT: (
         m.Bcast(0, 9, memoryview(BF16)),

@@ -7,9 +7,10 @@ import pytest
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
+from syncer.wire.contracts import rl_contract
 from syncer.wire.encode import encode_hello
 from syncer.wire.hello import Hello, parse_hello
-from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch, rl_contract
+from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch
 
 LAYOUT = Layout((FragmentLayout(RDA, (4,)),))
 HELLO = Hello(1, 9, DTYPE_F32, LAYOUT, b"f" * 32, b"c" * 32, num_streams=3)

@@ -1,0 +1,245 @@
+"""WELCOME, NOTICE, REPORT and LAYOUT: what peers that have introduced themselves say beside v4.
+
+Values, their parsers and their frames; must not decide when one is sent. A `RemoteProtocolError`
+raised here carries exactly the text of the ERROR frame that answers it.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import Layout
+from syncer.protocol import (
+    DTYPES,
+    EXTENSION_REVISION,
+    HASH_BYTES,
+    NOTICE_TEXT_BYTES_MAX,
+    WELCOME_BYTES_MAX,
+    Msg,
+)
+from syncer.wire.encode import encode_layout, frame
+from syncer.wire.extension import RECORD_HEAD, layout_names, names_record
+from syncer.wire.layout import LayoutBytes, scan_layout
+from syncer.wire.messages import Bytes
+from syncer.wire.names import Names
+
+WELCOME_HEAD = Struct("<HQQQQIIdB")
+NOTICE_HEAD = Struct("<H")
+REPORT_HEAD = Struct("<H")
+LAYOUT_HEAD = Struct("<HBI")
+TEXT_LENGTH = Struct("<H")
+RENUMBERED = Struct("<QI")
+"""renumbered, number of fragments."""
+F64 = Struct("<d")
+
+
+class RunState(IntEnum):
+    """Where the run is when somebody joins it."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHING = 2
+
+
+class Welcome(NamedTuple):
+    """What a syncer says of itself and its run, first of all, to whom it has admitted."""
+
+    epoch: int
+    instance: int
+    """Of this server process."""
+    global_step: int
+    total_steps: int
+    """With all that was renumbered."""
+    learners: int
+    quorum: int
+    """0: by capacity."""
+    sync_interval: float
+    """Local steps between two rounds of a fragment."""
+    state: RunState
+    version: str
+    """Of the server's program, for people."""
+    run: str = ""
+    """Name of the run; empty: it has none."""
+    renumbered: int = 0
+    kept: tuple[bool, ...] = ()
+    """Per fragment, whether what the learner holds of it is current; empty to a reader."""
+
+
+class NoticeText(NamedTuple):
+    """What this learner or its run waits for, until when, and what can be done."""
+
+    code: int
+    text: str
+
+
+class LearnerReport(NamedTuple):
+    """How training goes on a learner, for people; None was not sent."""
+
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    lr: float | None = None
+    goodput: float | None = None
+    """Share of wall time in optimizer steps."""
+
+
+class SessionLayout(NamedTuple):
+    """What a reader must know to take broadcasts."""
+
+    dtype: int
+    """Of the session; broadcasts come in the dtype that the reader asked for."""
+    layout: Layout
+    fingerprint: bytes
+    contract: bytes
+    names: Names | None = None
+
+
+# --- WELCOME -------------------------------------------------------------------------------------
+
+
+def encode_welcome(welcome: Welcome) -> bytes:
+    """WELCOME frame. Raises LocalProtocolError for texts that do not fit."""
+    head = WELCOME_HEAD.pack(EXTENSION_REVISION, *welcome[:8])
+    texts = [text.encode("utf-8", "replace") for text in (welcome.version, welcome.run)]
+    payload = b"".join([head, *(TEXT_LENGTH.pack(len(text)) + text for text in texts),
+                        RENUMBERED.pack(welcome.renumbered, len(welcome.kept)),
+                        bytes(welcome.kept)])
+    if len(payload) > WELCOME_BYTES_MAX + len(welcome.kept):
+        raise LocalProtocolError(f"WELCOME of {len(payload)} bytes, at most {WELCOME_BYTES_MAX} "
+                                 "and one for each fragment are allowed")
+    return frame(Msg.WELCOME, payload)
+
+
+def parse_welcome(payload: Bytes, fragments: int) -> Welcome:
+    """WELCOME to somebody with this many fragments; 0 for a reader, which has none yet.
+
+    What a later revision appends is not looked at.
+    """
+    data = memoryview(payload)
+    at = 0
+
+    def take(size: int) -> memoryview:
+        nonlocal at
+        if size > len(data) - at:
+            raise RemoteProtocolError(
+                f"WELCOME payload truncated: {len(data)} bytes, expected at least {at + size}")
+        at += size
+        return data[at - size : at]
+
+    def text() -> str:
+        return bytes(take(TEXT_LENGTH.unpack(take(TEXT_LENGTH.size))[0])).decode("utf-8", "replace")
+
+    revision, epoch, instance, step, total, learners, quorum, interval, state = (
+        WELCOME_HEAD.unpack(take(WELCOME_HEAD.size)))
+    if revision == 0 or instance == 0 or epoch == 0:
+        raise RemoteProtocolError(f"WELCOME has revision {revision}, epoch {epoch} and instance "
+                                  f"{instance}, expected numbers above 0")
+    if state > max(RunState):
+        raise RemoteProtocolError(f"WELCOME has state {state}, expected 0 to {max(RunState):d}")
+    version, run = text(), text()
+    renumbered, count = RENUMBERED.unpack(take(RENUMBERED.size))
+    if count != fragments:
+        raise RemoteProtocolError(f"WELCOME has {count} fragments, expected {fragments}")
+    kept = take(count)
+    if revision == EXTENSION_REVISION and at != len(data):
+        raise RemoteProtocolError(f"WELCOME payload has {len(data)} bytes, expected {at}")
+    return Welcome(epoch, instance, step, total, learners, quorum, interval, RunState(state),
+                   version, run, renumbered, tuple(byte != 0 for byte in kept))
+
+
+# --- NOTICE --------------------------------------------------------------------------------------
+
+
+def encode_notice(notice: NoticeText) -> bytes:
+    """NOTICE frame; a text over the limit is cut at a character."""
+    text = notice.text.encode("utf-8", "replace")
+    if len(text) > NOTICE_TEXT_BYTES_MAX:
+        text = text[:NOTICE_TEXT_BYTES_MAX].decode("utf-8", "ignore").encode("utf-8")
+    return frame(Msg.NOTICE, NOTICE_HEAD.pack(notice.code) + text)
+
+
+def parse_notice(payload: Bytes) -> NoticeText:
+    """NOTICE; a code that is not known is kept, bytes that are not UTF-8 are replaced."""
+    if len(payload) < NOTICE_HEAD.size:
+        raise RemoteProtocolError(f"NOTICE payload truncated: {len(payload)} bytes, expected at "
+                                  f"least {NOTICE_HEAD.size}")
+    (code,) = NOTICE_HEAD.unpack_from(payload)
+    return NoticeText(code, bytes(payload[NOTICE_HEAD.size :]).decode("utf-8", "replace"))
+
+
+# --- REPORT --------------------------------------------------------------------------------------
+
+
+def encode_report(report: LearnerReport) -> bytes:
+    """REPORT frame with the figures that are there."""
+    records = [RECORD_HEAD.pack(tag, F64.size) + F64.pack(value)
+               for tag, value in enumerate(report, 1) if value is not None]
+    return frame(Msg.REPORT, REPORT_HEAD.pack(EXTENSION_REVISION) + b"".join(records))
+
+
+def parse_report(payload: Bytes) -> LearnerReport:
+    """REPORT; a figure that is not finite is as one that was not sent. Every refusal starts
+    `invalid REPORT: `."""
+    data = memoryview(payload)
+    if len(data) < REPORT_HEAD.size or REPORT_HEAD.unpack_from(data)[0] == 0:
+        raise RemoteProtocolError("invalid REPORT: no revision, or revision 0")
+    found: dict[int, float | None] = {}
+    at = REPORT_HEAD.size
+    while at < len(data):
+        if len(data) - at < RECORD_HEAD.size:
+            raise RemoteProtocolError(f"invalid REPORT: {len(data) - at} bytes are left where a "
+                                      "record begins")
+        tag, size = RECORD_HEAD.unpack_from(data, at)
+        at += RECORD_HEAD.size
+        if size > len(data) - at or tag in found:
+            raise RemoteProtocolError(
+                f"invalid REPORT: record {tag} is there twice, or has {size} bytes where "
+                f"{len(data) - at} are left")
+        value = None
+        if 1 <= tag <= len(LearnerReport._fields):
+            if size != F64.size:
+                raise RemoteProtocolError(f"invalid REPORT: record {tag} has {size} bytes, "
+                                          f"expected {F64.size}")
+            (value,) = F64.unpack_from(data, at)
+            value = value if math.isfinite(value) else None
+        found[tag] = value
+        at += size
+    return LearnerReport(*(found.get(tag) for tag in range(1, 1 + len(LearnerReport._fields))))
+
+
+# --- LAYOUT --------------------------------------------------------------------------------------
+
+
+def encode_session_layout(session: SessionLayout) -> bytes:
+    """LAYOUT frame."""
+    payload = b"".join([
+        LAYOUT_HEAD.pack(EXTENSION_REVISION, session.dtype, len(session.layout.fragments)),
+        encode_layout(session.layout), session.fingerprint, session.contract,
+        b"" if session.names is None else names_record(session.names)])
+    return frame(Msg.LAYOUT, payload)
+
+
+def parse_session_layout(payload: Bytes) -> SessionLayout:
+    """LAYOUT, with its names when they are there. Raises RemoteProtocolError."""
+    data = memoryview(payload)
+    if len(data) < LAYOUT_HEAD.size:
+        raise RemoteProtocolError(f"LAYOUT payload truncated: {len(data)} bytes, expected at least "
+                                  f"{LAYOUT_HEAD.size}")
+    revision, dtype, fragments = LAYOUT_HEAD.unpack_from(data)
+    if revision == 0 or dtype not in DTYPES or fragments == 0:
+        raise RemoteProtocolError(
+            f"LAYOUT has revision {revision}, dtype {dtype} and {fragments} fragments, expected a "
+            "revision and fragments above 0 and a dtype of 1 to 3")
+    scanned: LayoutBytes = scan_layout(data, LAYOUT_HEAD.size, fragments)
+    at = LAYOUT_HEAD.size + len(scanned)
+    behind = at + 2 * HASH_BYTES
+    if len(data) < behind:
+        raise RemoteProtocolError(f"LAYOUT payload truncated: {len(data)} bytes, expected at least "
+                                  f"{behind}")
+    layout = scanned.read()
+    return SessionLayout(dtype, layout, bytes(data[at : at + HASH_BYTES]),
+                         bytes(data[at + HASH_BYTES : behind]),
+                         layout_names(data[behind:], layout))

@@ -1,0 +1,127 @@
+"""What the parameters of a layout are called: the names record, and the fingerprint over names.
+
+A layout travels without names; whoever has both can check one against the other. Must not know a
+HELLO or a learner's arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple, TypeAlias
+
+from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.layout import ISO, Layout
+from syncer.protocol import LAYOUT_DOMAIN
+
+RESERVED = "__metadata__"
+"""A safetensors file keeps this name for itself."""
+
+
+class FragmentNames(NamedTuple):
+    """Names and framework shapes of the tensors of one fragment, in wire order."""
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    """(name, dimensions); their product is the number of elements."""
+    identity: bool = False
+    """Whether the fingerprint covers all dimensions (identity shapes)."""
+
+
+Names: TypeAlias = tuple[FragmentNames, ...]
+
+
+def fingerprint(layout: Layout, names: Sequence[FragmentNames]) -> bytes:
+    """The 32-byte SHA-256 that stands for names, order, merge modes and shapes (wire 5.1, 5.2).
+
+    A tensor's dimensions are its full shape where the fragment has `identity` set, (rows, columns)
+    in an iso fragment, and (elements,) otherwise.
+    """
+    digest = hashlib.sha256(LAYOUT_DOMAIN + len(layout.fragments).to_bytes(4, "little"))
+    for fragment, named in zip(layout.fragments, names, strict=True):
+        count = len(fragment.numels)
+        digest.update(bytes([fragment.merge_mode]) + count.to_bytes(4, "little"))
+        for index, (name, shape) in enumerate(named.tensors):
+            dims: tuple[int, ...] = (fragment.numels[index],)
+            if named.identity:
+                dims = shape
+            elif fragment.merge_mode == ISO:
+                dims = fragment.shapes[index]
+            text = name.encode()
+            digest.update(b"".join((
+                len(text).to_bytes(4, "little"), text,
+                fragment.numels[index].to_bytes(8, "little"),
+                len(dims).to_bytes(4, "little"), *(dim.to_bytes(8, "little") for dim in dims),
+            )))
+    return digest.digest()
+
+
+def encode_names(names: Sequence[FragmentNames]) -> bytes:
+    """Bytes of the names record. Raises LocalProtocolError for a name that is no UTF-8."""
+    parts = []
+    try:
+        for fragment in names:
+            parts.append(bytes([fragment.identity]))
+            for name, shape in fragment.tensors:
+                text = name.encode()
+                parts += [len(text).to_bytes(4, "little"), text,
+                          Struct(f"<I{len(shape)}Q").pack(len(shape), *shape)]
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"the name of a tensor is no UTF-8: {error}") from None
+    return b"".join(parts)
+
+
+def parse_names(data: memoryview, layout: Layout) -> Names:
+    """The names record of a layout. Raises RemoteProtocolError for names it cannot have.
+
+    The fingerprint is the caller's to compare. Memory is taken for what is there only.
+    """
+    at, seen = 0, set()
+
+    def take(size: int) -> memoryview:
+        nonlocal at
+        if size > len(data) - at:
+            raise RemoteProtocolError(
+                f"names truncated: {size} bytes expected at offset {at}, {len(data) - at} are left")
+        at += size
+        return data[at - size : at]
+
+    def number(size: int) -> int:
+        return int.from_bytes(take(size), "little")
+
+    found = []
+    for index, fragment in enumerate(layout.fragments):
+        identity, tensors = number(1), []
+        if identity > 1:
+            raise RemoteProtocolError(f"names of fragment {index} have identity {identity}, "
+                                      "expected 0 or 1")
+        for numel in fragment.numels:
+            try:
+                name = str(take(number(4)), "utf-8")
+            except UnicodeDecodeError:
+                raise RemoteProtocolError(f"a name in fragment {index} is not UTF-8") from None
+            if not name or name == RESERVED or name in seen:
+                raise RemoteProtocolError(
+                    f"a name in fragment {index} is empty, {RESERVED}, or there already")
+            seen.add(name)
+            count = number(4)
+            sizes = take(8 * count)
+            shape = Struct(f"<{count}Q").unpack(sizes)
+            if not _makes(shape, numel):
+                raise RemoteProtocolError(f"a tensor of fragment {index} has {count} dimensions "
+                                          f"that do not make its {numel} elements")
+            tensors.append((name, shape))
+        found.append(FragmentNames(tuple(tensors), bool(identity)))
+    if at != len(data):
+        raise RemoteProtocolError(f"names have {len(data) - at} bytes behind the last tensor")
+    return tuple(found)
+
+
+def _makes(shape: tuple[int, ...], numel: int) -> bool:
+    """Whether the product is `numel`, without ever making a number much larger than that."""
+    product = 1
+    for size in shape:
+        product *= size
+        if not 0 < product <= numel:
+            return False
+    return product == numel
