@@ -104,6 +104,8 @@ MEANINGS = {
     "the run waits":
         "for so many seconds, `what` says for whom or what, until when, and what can be done; said "
         "from 5 seconds on, and again every 30",
+    "answers came too late: this attempt has more time":
+        "the uplink of a learner is too slow for `--quorum-timeout-s`: raise it",
     "quorum timeout: relaunch deferred, too few learners":
         "and there are too few of those: looked at again every second, said once in an attempt",
     "a round cannot close without a learner that has gone":

@@ -70,7 +70,9 @@ ROWS = (
     Row(SERVER, "learners of a start", "--start-timeout-s", "status 6"),
     Row(SERVER, "nobody to launch a round to", "syncer/core/rounds/gathering.pyx:RETRY_NS",
         "looked at again"),
-    Row(SERVER, "a quorum", "--quorum-timeout-s", "relaunch, or deferral (rules 6.11 to 6.13)"),
+    Row(SERVER, "a quorum", "--quorum-timeout-s",
+        "relaunch, or deferral (rules 6.11 to 6.13); twice as long where answers come an attempt "
+        "late, at most 16 times (rule 6.15)"),
     Row(SERVER, "an answer on a version that is of no use to the round",
         "syncer/core/rounds/round.pyx:ASK_NS",
         "asked again, after each further one twice as long after it"),

@@ -14,7 +14,7 @@ from syncer.server.loop import Loop, Timer
 
 BURST = 50
 """Lines of one text at once."""
-BURSTS = {"outer step": 2000}
+BURSTS = {"outer step": 1000}
 """Of texts that a run of moderate length writes anyway: whoever counts steps finds each of them."""
 REFILL_NS = 5 * 10**9
 """One more after so long, and how often those that are too many are told."""

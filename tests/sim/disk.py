@@ -231,9 +231,10 @@ class SimFiles(Files):
 
     def link(self, path: str, name: str) -> None:
         self._call("link")
+        inode = self._inode(path)                 # the first name is looked up first, as Linux does
         if name in self.disk.names:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        self.disk.names[name] = self._inode(path)
+        self.disk.names[name] = inode
 
     def rename(self, path: str, name: str) -> None:
         self._call("rename")

@@ -9,18 +9,28 @@ from typing import Any
 from syncer.server import catchups
 
 SIZES = ("SHARE_BYTES", "BEGIN_BYTES", "FLOOR_BYTES", "LEAST_SHARE_BYTES", "TAIL_BYTES")
+WAITED_FOR: dict[Any, int] = {}
+"""Group -> what was on its way when a round had just asked it, until the turn has ended."""
 
 
 @contextmanager
 def small(size: int) -> Iterator[None]:
     """So many bytes of catch-ups may be on their way, unless it is as many as ever."""
-    before = {name: getattr(catchups, name) for name in SIZES}
+    before, pulled = {name: getattr(catchups, name) for name in SIZES}, catchups.CatchUps.pulled
+
+    def look(line: Any, group: Any) -> None:
+        pulled(line, group)
+        WAITED_FOR[group] = group.in_flight()
+
+    catchups.CatchUps.pulled = look               # all of it may be gone before the turn ends
     if size < catchups.BEGIN_BYTES:
         vars(catchups).update(dict.fromkeys(SIZES, size), TAIL_BYTES=0)
     try:
         yield
     finally:
         vars(catchups).update(before)
+        catchups.CatchUps.pulled = pulled
+        WAITED_FOR.clear()
 
 
 class LineCheck:
@@ -35,6 +45,8 @@ class LineCheck:
     def look(self, session: Any) -> None:
         """Who waits for a turn has nothing queued, and catch-ups never stand in front of the next
         broadcast with more bytes than may be on their way."""
+        waited_for = dict(WAITED_FOR)
+        WAITED_FOR.clear()
         turns = None if session is None else session.outgoing.catchups
         if turns is None or not turns.line:
             self.most = 0
@@ -46,6 +58,7 @@ class LineCheck:
             if not turn.begun:
                 assert not group.outbox.held_versions, f"{group.learner} waits, but is sent to"
             elif group.throttled and group in self.others:
+                self.others[group] = max(self.others[group], waited_for.get(group, 0))
                 on_the_way += group.in_flight()
                 continue
             self.others[group] = group.in_flight()

@@ -23,6 +23,8 @@ rule 5.6. A refused push costs its sender nothing but this push: the connection 
     others: a round that nobody can answer stands still until its quorum deadline.
 rule 5.10. Whoever keeps its slot after a stale push, or one of the future, is asked again
     (`joining`).
+rule 6.15. An answer to an attempt that was given up, of one that the round still waits for, says
+    that the next attempt must be longer.
 rule 5.7. An accepted push is kept whatever becomes of its sender. Against an older base within the
     limit it is merged as it is: a delta is a change, and stays one.
 
@@ -62,6 +64,8 @@ cdef class Admission(Joining):
         if reason is None:
             self.accept(round, slot, event)
             return None
+        if reason is OUT_OF_ROUND and round is not None and round.fragment == event.fragment:
+            round.heard_late(slot, event)
         if reason is OUT_OF_ROUND and self.policy.late_carry and self.carriable(round, event):
             self.carry(event)
             return None

@@ -23,6 +23,7 @@ rule 6.12. Otherwise a new *attempt* asks those who are there now. It starts emp
     and its set may be others; the number of the attempt keeps answers to the old one out (rule
     5.1). Carried deltas stay: they were late before and are relative to their own base. They may
     answer the new slots at once, so the round is settled again.
+rule 6.15. It has more time where somebody who is waited for is seen to be late (`round`).
 rule 6.13. A fixed roster asks only those again who have not answered; nothing that was given is
 lost.
 
@@ -141,7 +142,7 @@ cdef class Gathering(Ground):
         cdef list members = self.members.launchable()
         cdef Member member
         round.folds = self.policy.folds and fragment not in self.unfolded
-        round.launch(self.now_ns, members, self.now_ns + self.policy.quorum_timeout_ns)
+        round.launch(self.now_ns, members)
         self.rounds[round.step] = round
         self.gathering.append(round)
         self.next_step += 1
@@ -286,14 +287,19 @@ cdef class Gathering(Ground):
     cdef int relaunch(self, Round round, dict fields) except -1:
         """A new attempt to those who are there; pushes are discarded, carried deltas stay."""
         cdef list members = self.members.launchable()
+        cdef long long patience_ns = round.patience_ns
         self.begin_attempt(round, members)
         fields["attempt"] = round.attempt
         self.warn("quorum timeout: new frozen-membership attempt", fields)
+        if round.patience_ns > patience_ns:
+            self.warn("answers came too late: this attempt has more time", {
+                "step": round.step, "attempt": round.attempt,
+                "timeout_s": round.patience_ns / 1e9})
         return self.ask(round, members)
 
     cdef int begin_attempt(self, Round round, list members) except -1:
         self.release_all(round.free_pushes())
-        return round.launch(self.now_ns, members, self.now_ns + self.policy.quorum_timeout_ns)
+        return round.launch(self.now_ns, members)
 
     cdef int ask(self, Round round, list members) except -1:
         """A new attempt has begun: these of the expected ones are pulled."""

@@ -20,6 +20,7 @@ cdef class Policy:
     cdef readonly long long min_round_interval_ns
     cdef readonly double sync_interval_steps
     cdef readonly long long quorum_timeout_ns
+    cdef readonly long long longest_attempt_ns
     cdef readonly long long final_ack_timeout_ns
     # start
     cdef readonly Py_ssize_t start_learners

@@ -16,6 +16,7 @@ learner counts for how much it has seen, and for how large its batches are.
 """
 
 cdef double LONGEST_NS = 3.2e18                  # about a century: keeps deadlines in 64 bits
+cdef int TIMEOUTS_MAX = 16                       # of an attempt whose answers come too late
 
 
 cdef long long ns_of(double seconds) noexcept:
@@ -55,6 +56,7 @@ cdef class Policy:
         self.min_round_interval_ns = ns_of(config.min_round_interval_ms / 1e3)
         self.sync_interval_steps = config.sync_interval_steps
         self.quorum_timeout_ns = ns_of(config.quorum_timeout_s)
+        self.longest_attempt_ns = ns_of(TIMEOUTS_MAX * <double>config.quorum_timeout_s)
         self.final_ack_timeout_ns = ns_of(config.final_ack_timeout_resolved_s)
         self.start_learners = start_learners_of(config, resumed)
         self.start_timeout_ns = ns_of(config.start_timeout_s or 0)

@@ -33,6 +33,8 @@ cdef class Round:
     cdef readonly long long begun_ns         # launch of the first attempt
     cdef readonly long long launch_ns        # of this attempt
     cdef readonly long long quorum_deadline_ns
+    cdef readonly long long patience_ns      # from launch to there, of this attempt
+    cdef readonly bint outrun                # in this attempt: an answer to an earlier one came
     cdef readonly long long quorum_ns        # when quorum was first seen
     cdef readonly long long grace_deadline_ns
     cdef readonly long long grace_ns
@@ -51,7 +53,7 @@ cdef class Round:
     cdef readonly long long committed_ns
     cdef Policy policy
 
-    cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1
+    cdef int launch(self, long long now_ns, list members) except -1
     cdef bint contributed(self) noexcept
     cdef bint mergeable(self)
     cdef bint answers(self, Slot slot)
@@ -59,6 +61,7 @@ cdef class Round:
     cdef int accept(self, Slot slot, object push) except -1
     cdef int attach(self, Carried late) except -1
     cdef int arm_grace(self, long long now_ns, long long grace_ns) except -1
+    cdef int heard_late(self, Slot slot, object push) except -1
     cdef int drop_slot(self, Py_ssize_t learner) except -1
     cdef int ask_later(self, Slot slot, long long now_ns) except -1
     cdef int asked(self, Py_ssize_t learner) except -1

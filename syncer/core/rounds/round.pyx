@@ -16,6 +16,11 @@ launch (rule 6.12). The first three leave attempt, base, launch time and every d
 rule 6.14. A robust merge compares learners: with fewer than 2F + 1 there is nothing to merge yet,
 and of a learner that carried a delta in and pushed as well only one counts.
 
+rule 6.15. Whose answer comes an attempt late would answer the next one late as well: answers to
+attempts that were given up stand in line on its uplink, and the line grows with each. So the next
+attempt has twice the time, until the line is short enough. It is one round's affair: once it closes
+by an answer in time the line is gone, and the next one need know of no slowness.
+
 Carried deltas belong to the round and not to an attempt (rule 8.7): a new launch keeps them.
 Whether one is its learner's answer is asked of the slot (rule 8.6), so that a push and a carried
 delta of one learner count once.
@@ -53,9 +58,10 @@ cdef class Round:
         self.excluded = []
         self.asking = {}
         self.committed_ns = NEVER
+        self.patience_ns = policy.quorum_timeout_ns
 
-    # rule 8.7
-    cdef int launch(self, long long now_ns, list members, long long quorum_deadline_ns) except -1:
+    # rule 8.7, rule 6.15
+    cdef int launch(self, long long now_ns, list members) except -1:
         """Begin the next attempt with these members (ascending id) as the expected set.
 
         The pushes of the attempt before must have been freed; carried deltas stay.
@@ -83,8 +89,11 @@ cdef class Round:
             self.capacity_expected = sum([self.policy.capacity_of(i) for i in self.slots])
         else:
             self.capacity_expected = MILLION * len(self.slots)
+        if self.outrun:
+            self.patience_ns = min(2 * self.patience_ns, self.policy.longest_attempt_ns)
+        self.outrun = False
         self.launch_ns = now_ns
-        self.quorum_deadline_ns = quorum_deadline_ns
+        self.quorum_deadline_ns = now_ns + self.patience_ns
         self.quorum_ns = NEVER
         self.grace_deadline_ns = NEVER
         self.grace_ns = NEVER
@@ -141,6 +150,13 @@ cdef class Round:
         self.quorum_ns = now_ns
         self.grace_ns = grace_ns
         self.grace_deadline_ns = now_ns + grace_ns
+        return 0
+
+    cdef int heard_late(self, Slot slot, object push) except -1:
+        """A push that answers no pull of now: is it late, of one that this attempt waits for?"""
+        if (slot is not None and push.attempt < self.attempt and not self.answers(slot)
+                and slot.member.generation == push.generation):
+            self.outrun = True
         return 0
 
     cdef int drop_slot(self, Py_ssize_t learner) except -1:
