@@ -31,6 +31,8 @@ class WaitsCheck:
         """When each wait was last said."""
         self.last: tuple[Hashable, int, set[int]] = None, 0, set()
         """The newest line: its wait, when it was written, whose answers were missing."""
+        self.late_ns: int | None = None
+        """Since when it should have been said, by an estimate that has shrunk."""
         self.launched: dict[int, int] = {}
         """Of each open round, when its first attempt began."""
 
@@ -40,7 +42,7 @@ class WaitsCheck:
         self.launched = {step: self.launched.get(step, now_ns) for step in scheduler.rounds}
         wait = self.found()
         if wait != self.wait:
-            self.wait, self.since_ns = wait, now_ns
+            self.wait, self.since_ns, self.late_ns = wait, now_ns, None
         lines = [action for action in actions if type(action) is act.Log and action.text == LOG]
         notices = [action for action in actions if type(action) is act.Notice]
         for notice in notices:
@@ -77,8 +79,17 @@ class WaitsCheck:
             assert key in self.scheduler.members.members, f"16.3: {key} is not there"
 
     def due_ns(self) -> int:
-        """When the wait must have been said at the latest."""
-        key = self.group(self.wait)
+        """When the wait must have been said at the latest. An estimate of a learner's steps may have
+        shrunk, or gone with it: that is looked at every 5 s."""
+        key, now_ns = self.group(self.wait), self.scheduler.now_ns
+        latest_ns = self.latest_ns(key)
+        if key != "answers" or now_ns < latest_ns or now_ns < self.since() + SAID_AFTER:
+            self.late_ns = None
+            return latest_ns
+        self.late_ns = now_ns if self.late_ns is None else self.late_ns
+        return self.late_ns + SAID_AFTER
+
+    def latest_ns(self, key: Hashable) -> int:
         if key in self.said and (key == "answers" or self.said[key] >= self.since_ns):
             return max(self.said[key] + SAID_AGAIN, self.since() + self.patience_ns())
         return self.since() + self.patience_ns()

@@ -128,7 +128,7 @@ cdef class Waiting(Ending):
             members.append(slot.member)
         due = round.begun_ns + <long long>(LATE_STEPS * max(slowest_step_time_s(members), 0) * 1e9)
         if not self.told and self.now_ns < due:
-            self.tell_ns = due
+            self.tell_ns = min(due, self.now_ns + SAY_NS)  # it may go, or prove to be faster
             return True
         if self.now_ns < self.told_ns + SAY_AGAIN_NS and self.told_ids.issuperset(missing):
             self.told = True
