@@ -40,11 +40,17 @@ def open_closed_streams() -> None:
         sys.stdout = _writer(1)
 
 
+def one_line(text: str) -> str:
+    """`text` with every character that could end the line or steer a terminal made visible."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def complain(text: str) -> None:
     """One sentence on standard error, on one line whatever is in it; lost if nobody takes it."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     try:
-        print(f"syncer: {line}", file=sys.stderr, flush=True)
+        print(f"syncer: {one_line(text)}", file=sys.stderr, flush=True)
     except OSError:  # what it left in the buffer would fail again at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

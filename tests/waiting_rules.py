@@ -79,8 +79,8 @@ class WaitsCheck:
             assert key in self.scheduler.members.members, f"16.3: {key} is not there"
 
     def due_ns(self) -> int:
-        """When the wait must have been said at the latest. An estimate of a learner's steps may have
-        shrunk, or gone with it: that is looked at every 5 s."""
+        """When the wait must have been said at the latest. An estimate of a learner's steps may
+        have shrunk, or gone with it: that is looked at every 5 s."""
         key, now_ns = self.group(self.wait), self.scheduler.now_ns
         latest_ns = self.latest_ns(key)
         if key != "answers" or now_ns < latest_ns or now_ns < self.since() + SAID_AFTER:

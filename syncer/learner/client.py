@@ -16,21 +16,20 @@ is dropped, since a message never spans two generations.
 from __future__ import annotations
 
 import contextlib
-import errno
+import math
 import os
-import random
 import secrets
 import socket
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 
-from syncer import tcp
 from syncer.errors import ConfigError, LocalProtocolError, SyncerError
-from syncer.learner.client_group import ClientGroup, Receipt
+from syncer.learner import lines
+from syncer.learner.client_group import ClientGroup, NoThreads, Receipt
 from syncer.learner.connection import CONTROL
+from syncer.learner.dialing import BACKOFF_MAX_S, backoff_s, dial, jitter, parse_address
 from syncer.learner.news import News
 from syncer.learner.session import ConnectionFailed, Phase, Session
 from syncer.learner.tensor_messages import TensorMessage
@@ -40,7 +39,8 @@ FIRST_TRY_S = 30.0
 FIRST_PAUSE_S = 2.0
 FIRST_REPORT_S = 30.0
 REDIAL_TRY_S = 20.0
-BACKOFF_MAX_S = 30.0
+LAST_TRY_S = 0.1
+"""A socket has so long at least, whatever those before it took."""
 SPREAD = 3.0
 """The most that is waited, in back-offs: 64 learners come back over 3 s, whatever the outage."""
 DRAIN_S = 1.0
@@ -51,56 +51,8 @@ MUTE_S = 10.0
 """A connection that fails after so long without a byte was silent: the line about it says so."""
 LATE_S = 1.0
 """A wait that took so much longer than asked for says that no Python thread could run."""
-PROGRESS_PREFIX = "[yeto-syncer-client] "
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """("host", port) of "host:port" or "[v6]:port"; raises `ConfigError`."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not (
-            0 < int(port) < 65536):
-        raise ConfigError(f"address {address!r} is not host:port, for example 127.0.0.1:29400")
-    try:
-        host.encode("idna")
-    except UnicodeError as error:
-        raise ConfigError(f"address {address!r} has a host that cannot be looked up: {error}"
-                          ) from None
-    return host, int(port)
-
-
-def backoff_s(attempt: int) -> float:
-    """The back-off before attempt 0, 1, 2, ... of an outage, in seconds, before it is spread."""
-    return min(2.0 ** min(attempt, 10), BACKOFF_MAX_S)
-
-
-def dial(address: tuple[str, int], timeout_s: float) -> socket.socket:
-    """A connected TCP socket with the options of the protocol; raises `OSError`."""
-    connected = socket.create_connection(address, timeout_s)
-    try:
-        if connected.getsockname() == connected.getpeername():
-            # On loopback, dialing a free port can connect a socket to itself.
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        tcp.configure(connected)
-    except BaseException:
-        connected.close()
-        raise
-    return connected
-
-
-def _say(line: str) -> None:
-    if sys.stderr is not None:
-        print(PROGRESS_PREFIX + line, file=sys.stderr, flush=True)
-
-
-_dice = random.SystemRandom()
-"""Not the stream of `random`, which islands seed alike and a training loop may count on."""
-
-
-def _jitter(most_s: float) -> float:
-    return _dice.uniform(0.0, most_s)
 
 
 class Client:
@@ -120,8 +72,8 @@ class Client:
                  max_reconnects: int | None = None,
                  clock: Callable[[], float] = time.monotonic,
                  pause: Callable[[float], object] | None = None,
-                 say: Callable[[str], None] = _say,
-                 jitter: Callable[[float], float] = _jitter):
+                 say: Callable[[str], None] = lines.say,
+                 jitter: Callable[[float], float] = jitter):
         if max_reconnects is not None and max_reconnects < 0:
             raise ConfigError(f"max_reconnects must not be negative, found {max_reconnects}")
         self.session = session
@@ -150,7 +102,7 @@ class Client:
     # --- life ------------------------------------------------------------------------------------
 
     def say(self, line: str) -> None:
-        """A progress line. A stderr that nobody reads any more must not end a learner."""
+        """A progress line. That it cannot be said must not end a learner."""
         with contextlib.suppress(Exception):
             self._say(line)
 
@@ -158,7 +110,8 @@ class Client:
         """Connects for the first time and starts the threads.
 
         Tries for `connect_timeout_s` seconds, with a progress line now and then. Raises
-        `ConnectionFailed` when the server could not be reached in that time.
+        `ConnectionFailed` when the server could not be reached in that time, and at once when the
+        system has no threads for it.
         """
         self._check_process()
         start = reported = self._clock()
@@ -168,8 +121,10 @@ class Client:
         while True:
             attempts += 1
             try:
-                self._adopt(self._connect(min(FIRST_TRY_S, max(deadline - self._clock(), 1.0))))
+                self._adopt(self._connect(FIRST_TRY_S, max(deadline - self._clock(), 1.0)))
                 break
+            except NoThreads as error:
+                raise ConnectionFailed(error.text) from None
             except OSError as error:
                 now = self._clock()
                 reason = error.strerror or str(error)
@@ -183,9 +138,14 @@ class Client:
             self._pause(self._jitter(2 * FIRST_PAUSE_S))
         self.say(f"connected to {self._shown} after {attempts} "
                   f"attempt{'s' if attempts > 1 else ''}")
-        self._supervisor = threading.Thread(
+        supervisor = threading.Thread(
             target=self._supervise, daemon=True, name="syncer-supervisor")
-        self._supervisor.start()
+        try:
+            supervisor.start()
+        except RuntimeError:
+            self.close()
+            raise ConnectionFailed(NoThreads("a supervisor").text) from None
+        self._supervisor = supervisor
 
     def check(self) -> None:
         """Raises the fatal error if there is one, or says that the client was closed.
@@ -206,6 +166,17 @@ class Client:
         """Whether a connection is up at this moment."""
         group = self._group
         return group is not None and group.ended_by is None
+
+    def situation(self) -> str:
+        """How things stand with the server, for a line about a wait."""
+        with self.lock:
+            group, awaited = self._group, self.session.awaited()
+            if group is None or group.ended_by is not None:
+                return f"not connected to {self._shown} at the moment"
+            silent_s = time.monotonic() - group.heard_at
+            said = (f"which spoke last {silent_s:.0f} s ago" if group.bytes_received
+                    else f"which has said nothing in {silent_s:.0f} s")
+            return f"connected to {self._shown}, {said}; waiting for {awaited}"
 
     @property
     def bytes_sent(self) -> int:
@@ -247,9 +218,18 @@ class Client:
             self._group.close(0.0)
 
     def close_aside(self) -> None:
-        """`close` on a thread of its own: for a finalizer, which runs in the middle of anything."""
-        if os.getpid() == self._pid and not self._closing.is_set():
+        """`close` on a thread of its own: for a finalizer, which runs in the middle of anything.
+
+        Where there is no thread to be had the sockets are shut, and the supervisor does the rest.
+        """
+        if os.getpid() != self._pid or self._closing.is_set():
+            return
+        try:
             threading.Thread(target=self.close, daemon=True, name="syncer-close").start()
+        except RuntimeError:
+            self._closing.set()
+            if self._group is not None:
+                self._group.shut()
 
     def give_way(self, reason: str) -> bool:
         """Closes for a successor, and fails with `reason`; False if it had ended before."""
@@ -329,8 +309,16 @@ class Client:
 
     # --- connecting ------------------------------------------------------------------------------
 
-    def _connect(self, timeout_s: float) -> ClientGroup:
-        """One try at a new generation with all its sockets; raises `OSError`."""
+    def _connect(self, socket_s: float, all_s: float = math.inf) -> ClientGroup:
+        """One try at a new generation with all its sockets; raises `OSError`.
+
+        socket_s: for each of them; all_s: together. A peer may accept and not read what greets it.
+        """
+        until = time.monotonic() + all_s
+
+        def left_s() -> float:
+            return min(socket_s, max(until - time.monotonic(), LAST_TRY_S))
+
         with self.lock:
             generation = 0
             while generation in (0, self.session.last_generation):
@@ -339,7 +327,8 @@ class Client:
         sockets: list[socket.socket] = []
         try:
             for opening in connection.openings:
-                sockets.append(dial(self._address, timeout_s))
+                sockets.append(dial(self._address, left_s()))
+                sockets[-1].settimeout(left_s())
                 sockets[-1].sendall(opening)
                 sockets[-1].settimeout(None)
             return ClientGroup(self.session, connection, sockets, self.lock, self.changed,
@@ -356,8 +345,16 @@ class Client:
                 group.end("closed by the learner")
             if self._repeated is not None:
                 group.repeat(*self._repeated)
-            group.start()
-            self.changed.notify_all()
+            try:
+                group.start()
+                self.changed.notify_all()
+                return
+            except NoThreads as error:
+                failure = error
+        group.close(0.0)  # without the lock, which the threads that there are take at their end
+        with self.lock:
+            self._group = None
+        raise failure
 
     def _supervise(self) -> None:
         try:
@@ -374,7 +371,7 @@ class Client:
             group = self._group
             assert group is not None  # `start` and `_reconnect` leave one behind
             while (line := self._line(group)) is not None:
-                self.say(line)  # without the lock: stderr may be a pipe that nobody reads
+                self.say(line)
             with self.lock:
                 reason = group.end("the session has ended")
                 failed = self.session.error is not None
@@ -411,7 +408,7 @@ class Client:
                     silent_s, group.silence = group.silence, None
                     return f"news of {self._shown} again, after {silent_s:.0f} s"
                 now, due = time.monotonic(), news.due()
-                if due is None or self.session.phase is not Phase.TRAINING:
+                if self.session.phase is not Phase.TRAINING:
                     self.changed.wait()
                 elif now < due:
                     self.changed.wait(due - now)
@@ -420,8 +417,10 @@ class Client:
                 else:
                     usual = ("" if news.expected_s is None else
                              f", where a merge takes {news.expected_s:.2g} s")
-                    return (f"no news of {self._shown} for {news.say(now):.0f} s{usual}; training "
-                            f"goes on, waiting for {self.session.awaited()}")
+                    silent = ("" if group.bytes_received else
+                              ": it has said nothing on this connection")
+                    return (f"no news of {self._shown} for {news.say(now):.0f} s{usual}{silent}; "
+                            f"training goes on, waiting for {self.session.awaited()}")
         return None
 
     def _stay_away(self, reason: str, away_s: float) -> bool:

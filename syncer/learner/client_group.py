@@ -9,6 +9,7 @@ All state is under the client's one lock, which is never held during I/O, hashin
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -68,11 +69,24 @@ class _Socket:
         self.bytes_received = 0
 
 
+class NoThreads(OSError):
+    """The system gives this process no more threads: an outage like any other, but at the start."""
+
+    def __init__(self, what: str):
+        self.text = (
+            f"no thread can be made for {what}: this process, its user or its container has all "
+            "it may have (ulimit -u, pids.max); allow more, or use fewer data sockets "
+            "(num_streams), each of which takes two")
+        super().__init__(errno.EAGAIN, self.text)
+
+
 class ClientGroup:
     """One generation on its sockets: `sockets[0]` is the control socket, already greeted.
 
     changed: condition on the client's lock, notified whenever a waiter may go on. Raises OSError
-    when the system has no descriptor or thread left for its pulse.
+    when the system has no descriptor for its pulse, `NoThreads` when it has no thread.
+
+    Large: queues, threads and sockets are one life under one lock, and end together.
     """
 
     def __init__(self, session: Session, connection: Connection, sockets: list[socket.socket],
@@ -93,13 +107,22 @@ class ClientGroup:
         self._changed = changed
         self._sockets = [_Socket(connected, lock) for connected in sockets]
         self._data = self._sockets[1:] or self._sockets
-        self._reading = len(sockets)
+        self._reading = 0
         self._pulse = Pulse(sockets[CONTROL].fileno())
-        self._pulse.start()
 
     def start(self) -> None:
-        """Starts the threads; they end with the group."""
+        """Starts the threads; they end with the group. Raises `NoThreads`, having ended: it is to
+        be closed then."""
         self._news.connected(time.monotonic())
+        try:
+            self._start_threads()
+        except (OSError, RuntimeError):
+            failure = NoThreads("a connection")
+            self.end(failure.text)
+            raise failure from None
+
+    def _start_threads(self) -> None:
+        self._pulse.start()
         for stream, each in enumerate(self._sockets):
             for name, body in (("read", self._read), ("write", self._write)):
                 thread = threading.Thread(
@@ -107,6 +130,7 @@ class ClientGroup:
                     name=f"syncer-{name}-{stream}")
                 thread.start()
                 each.threads.append(thread)
+                self._reading += name == "read"
 
     # --- under the client's lock -----------------------------------------------------------------
 
@@ -178,7 +202,7 @@ class ClientGroup:
         with self._lock:
             while self._reading and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-        self._shutdown(socket.SHUT_RDWR)
+        self.shut()
         for each in self._sockets:
             for thread in each.threads:
                 thread.join()
@@ -191,6 +215,10 @@ class ClientGroup:
         self._pulse.forget()
         for each in self._sockets:
             each.socket.close()
+
+    def shut(self) -> None:
+        """Nothing is sent or received any more: each thread finds that out and ends."""
+        self._shutdown(socket.SHUT_RDWR)
 
     def _shutdown(self, how: int) -> None:
         for each in self._sockets:

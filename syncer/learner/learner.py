@@ -37,9 +37,10 @@ from syncer.wire.messages import Pull
 
 ACK_TIMEOUT_S = 900.0
 AGAIN_S = 0.1
-"""When to try again to leave while answers are still on their way."""
+"""When to try again what the network has no room for."""
 WAIT_REPORT_S = 30.0
-"""Time between two progress lines while waiting for the final cut."""
+"""Time between two progress lines about a wait."""
+FRAGMENTS_SHOWN_MAX = 8
 
 
 class Status(NamedTuple):
@@ -158,7 +159,7 @@ class Learner:
         Afterwards the parameters are exactly the server's f32 values. May be called before
         training is over: the learner then goes on following the others without steps of its own.
         Waits as long as the run takes; with `timeout_s`, raises `SyncerError` when the cut is not
-        complete after so many seconds. Raises as `step`.
+        complete, or not acknowledged, after so many seconds. Raises as `step`.
         """
         if self._done:
             return self._status((), ())
@@ -166,7 +167,7 @@ class Learner:
         cut = self._wait_for_cut(deadline)
         for fragment, tensor in zip(self._fragments, cut, strict=True):
             fragment.overwrite(tensor)
-        self._acknowledge(time.monotonic() + ACK_TIMEOUT_S)
+        self._acknowledge(min(deadline, time.monotonic() + ACK_TIMEOUT_S))
         self._done = True
         return self._status((), ())
 
@@ -193,11 +194,13 @@ class Learner:
                 or self._initial.can_go_on(), min(deadline, report_s) - time.monotonic())
             now = time.monotonic()
             if not arrived and now >= deadline:
-                raise SyncerError(f"no broadcast of fragments {missing} within "
-                                  f"{deadline - start:.0f} s: has the run started?")
+                raise SyncerError(
+                    f"no broadcast of {_fragments(missing)} within {deadline - start:.3g} s: has "
+                    f"the run started? {client.situation()}")
             if not arrived:
                 report_s = now + WAIT_REPORT_S
-                client.say(f"waiting for merged values of fragments {missing}{_left(deadline)}")
+                client.say(f"waiting for merged values of {_fragments(missing)}{_left(deadline)}; "
+                           f"{client.situation()}")
             applied += self._apply_broadcasts()
         for fragment in self._fragments:
             fragment.restore()
@@ -309,17 +312,18 @@ class Learner:
                     return cut
                 continue
             with client.lock:
-                missing = f"fragments {session.final.missing()}"
+                missing = _fragments(session.final.missing())
                 if session.final.manifest is None:
                     missing = "manifest"
             now = time.monotonic()
             if now < min(deadline, report_s):
                 continue
             if now >= deadline:
-                raise SyncerError(f"the final cut was not complete after {deadline - start:.0f} s: "
-                                  f"{missing} missing")
+                raise SyncerError(f"the final cut was not complete after {deadline - start:.3g} s: "
+                                  f"{missing} missing; {client.situation()}")
             report_s = now + WAIT_REPORT_S
-            client.say(f"waiting for the final cut ({missing} missing){_left(deadline)}")
+            client.say(f"waiting for the final cut ({missing} missing){_left(deadline)}; "
+                       f"{client.situation()}")
 
     def _leave_rounds(self, early: EarlyEnd) -> float:
         """Leaves if the run waits for an answer that will not come; when to look again."""
@@ -350,23 +354,34 @@ class Learner:
 
     def _acknowledge(self, deadline: float) -> None:
         """Sends FINAL_ACK until its bytes were handed over; SHUTDOWN meanwhile counts as well."""
-        session, client = self._session, self._client
+        session, client, start = self._session, self._client, time.monotonic()
+        report_s, receipt = start + WAIT_REPORT_S, None
         while True:
-            with client.lock:
-                frame = session.acknowledge()
-            receipt = client.send_control(frame)
+            if receipt is None and client.connected:
+                with client.lock:
+                    frame = session.acknowledge()
+                receipt = client.send_control(frame)
 
-            def over(receipt: Receipt = receipt) -> bool:
-                return receipt.settled or session.ended
+            def has_moved(receipt: Receipt | None = receipt) -> bool:
+                return session.ended or (
+                    client.connected if receipt is None else receipt.settled)
 
-            client.wait_for(over, deadline - time.monotonic())
-            if receipt.sent or session.ended:
+            client.wait_for(has_moved, min(deadline, report_s) - time.monotonic())
+            if session.ended or (receipt is not None and receipt.sent):
                 return
-            if not client.wait_for(lambda: client.connected or session.ended,
-                                   deadline - time.monotonic()):
+            now = time.monotonic()
+            if now >= deadline:
                 raise SyncerError(
-                    f"FINAL_ACK could not be sent within {ACK_TIMEOUT_S:.0f} s: not connected; "
-                    "the parameters are the final ones nevertheless")
+                    f"FINAL_ACK could not be sent within {now - start:.3g} s; the parameters are "
+                    f"the final ones nevertheless; {client.situation()}")
+            if now >= report_s:
+                report_s = now + WAIT_REPORT_S
+                client.say(f"waiting to acknowledge the final cut{_left(deadline)}; "
+                           f"{client.situation()}")
+            if receipt is not None and receipt.dropped:
+                receipt = None
+                if client.connected:  # no room for it: what is in front does not move
+                    client.wait_for(lambda: session.ended, min(AGAIN_S, deadline - now))
 
 
 _living: weakref.WeakValueDictionary[tuple[str, int], Client] = weakref.WeakValueDictionary()
@@ -388,6 +403,14 @@ def _succeed(client: Client, address: str, learner: int) -> None:
 def _deadline(timeout_s: float | None) -> float:
     """On the monotonic clock; never, without a limit."""
     return math.inf if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _fragments(numbers: list[int]) -> str:
+    """A few of them, and how many more."""
+    more = len(numbers) - FRAGMENTS_SHOWN_MAX
+    shown = ", ".join(map(str, numbers[:FRAGMENTS_SHOWN_MAX])) + (
+        f" and {more} more" if more > 0 else "")
+    return f"fragment{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _left(deadline: float) -> str:

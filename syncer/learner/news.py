@@ -2,8 +2,8 @@
 
 A network that drops everything looks like a server that has nothing to say: no error comes for a
 minute. So a learner measures how far apart merged steps come, and after five times as long without
-one it is worth a line. What a new connection brings first are versions from before; their pace is
-that of the network.
+one it is worth a line, and another one twice a minute. What a new connection brings first are
+versions from before; their pace is that of the network.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ SILENCE = 5.0
 """Expected round times without news that are worth a line."""
 SILENCE_MIN_S = 5.0
 """And at least so many seconds: rounds of milliseconds wait for a checkpoint now and then."""
-UNKNOWN_S = 30.0
+UNKNOWN_S = 10.0
 """The same while nothing is expected yet: the run may be waiting for somebody else to begin."""
+NEWS_AGAIN_S = 30.0
+"""So long after a line the next one is due, if there is no news still."""
 LEAP = 4.0
 """One gap counts for at most so many times the estimate, as in rule 2.6."""
 
@@ -33,11 +35,12 @@ class News:
         self._first = self._fragments
         self.last = now
         """When the newest of them came, or the connection."""
-        self._said = False
+        self._said: float | None = None
+        """When a line about the silence since then was written last."""
 
     def heard(self, now: float, version: int) -> float | None:
         """A broadcast came. If the silence before it was said, how long it was."""
-        silence = now - self.last if self._said else None
+        silence = None if self._said is None else now - self.last
         growth = version - self._newest
         if self._first == 0 and growth > 0:
             gap, usual = (now - self.last) / growth, self.expected_s
@@ -45,18 +48,18 @@ class News:
         self._first = max(self._first - 1, 0)
         self._newest = version
         self.last = now
-        self._said = False
+        self._said = None
         return silence
 
-    def due(self) -> float | None:
-        """When a line is due unless something comes; None: not before something has come."""
-        if self._said:
-            return None
+    def due(self) -> float:
+        """When a line is due unless something comes."""
+        if self._said is not None:
+            return self._said + NEWS_AGAIN_S
         if self.expected_s is None:
             return self.last + UNKNOWN_S
         return self.last + max(SILENCE * self.expected_s, SILENCE_MIN_S)
 
     def say(self, now: float) -> float:
-        """A line is written now: seconds of silence. No other is due before there is news."""
-        self._said = True
+        """A line is written now: seconds of silence."""
+        self._said = now
         return now - self.last

@@ -341,6 +341,9 @@ class Session:
 
     def awaited(self) -> str:
         """What has to happen before there is news for this learner, as far as it can know."""
+        if self.phase is not Phase.TRAINING:
+            return ("the rest of the final cut" if self.final.missing() else
+                    "its acknowledgement of the final cut to be taken")
         if not any(self.accepted):
             return ("the run to begin, for which its server may need other learners, or the "
                     "initial values of learner 0")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from syncer.server.loop import Loop
 from syncer.server.restraint import Restraint
-from syncer.streams import Backlog
+from syncer.streams import Backlog, one_line
 
 LOG_BYTES_MAX = 1 << 20
 """Lines that wait to be written; what comes then is counted, and the count is said."""
@@ -143,7 +143,7 @@ class Log:
         head = SHORT[level]
         if self.colour:
             head = f"{COLOURS[level]}{head}{PLAIN}"
-        parts = [f"{self._time()} {head} {_one_line(text)}"]
+        parts = [f"{self._time()} {head} {one_line(text)}"]
         parts += [f"{name}={_value(value)}" for name, value in fields.items()]
         return " ".join(parts)
 
@@ -152,14 +152,7 @@ def _value(value: Any) -> str:
     if isinstance(value, str):
         if value and value.isprintable() and not set(' "=') & set(value):
             return value
-        return _one_line(json.dumps(value, ensure_ascii=False))
+        return one_line(json.dumps(value, ensure_ascii=False))
     if isinstance(value, float):
         return f"{value:.6g}"
-    return _one_line(str(value))
-
-
-def _one_line(text: str) -> str:
-    """`text` with every character that could end the line or steer a terminal made visible."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return one_line(str(value))

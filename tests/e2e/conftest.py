@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from syncer.learner import client as client_module
+from syncer.learner import lines
 from tests.e2e.checkpointed import (
     STEPS,
     flags,
@@ -44,11 +45,11 @@ def undisturbed(tmp_path_factory):
 def stderr(monkeypatch):
     """What the learners of this process have said there so far, as `getvalue()`.
 
-    For tests that look while others write: `capfd` loses what comes between its read and its
-    truncation.
+    A thread writes it, so wait for what is to be there. `capfd` would lose what comes between its
+    read and its truncation.
     """
     said = io.StringIO()
-    monkeypatch.setattr(client_module, "sys", SimpleNamespace(stderr=said))
+    monkeypatch.setattr(lines, "sys", SimpleNamespace(stderr=said))
     return said
 
 

@@ -44,13 +44,13 @@ def test_first_connect_waits_for_a_server_that_starts_late(place):
     assert place.lines[-1] == f"connected to {place.server.address} after 21 attempts"
 
 
-def test_progress_goes_to_stderr_with_its_prefix(place, capfd):
+def test_progress_goes_to_stderr_with_its_prefix(place, stderr):
     client = Client(make_session(), place.server.address)
     client.start()
     client.close()
-    assert capfd.readouterr().err.splitlines() == [
-        f"[yeto-syncer-client] dialing {place.server.address}",
-        f"[yeto-syncer-client] connected to {place.server.address} after 1 attempt"]
+    wanted = [f"[yeto-syncer-client] dialing {place.server.address}",
+              f"[yeto-syncer-client] connected to {place.server.address} after 1 attempt"]
+    until(lambda: stderr.getvalue().splitlines() == wanted, "both lines")
 
 
 def test_every_socket_has_the_options_of_the_protocol(place):
@@ -115,7 +115,7 @@ def test_backoff_grows_and_starts_anew_with_every_outage(place):
 
 def test_learners_of_a_lost_server_dial_again_spread_over_seconds(place):
     """64 of them, and full jitter: the first attempts are over more than 2 s, not at one moment."""
-    client, peer = place.connected(jitter=client_module._jitter)
+    client, peer = place.connected(jitter=client_module.jitter)
     for _ in range(63):
         peer.close()
         peer = place.server.accept()

@@ -185,9 +185,8 @@ def test_a_group_whose_threads_cannot_start_is_closed(place, monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     client = place.client()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ConnectionFailed, match="no thread can be made"):
         client.start()
-    client.close()
     until(lambda: not client_threads(), "the threads end")
     assert ends(place.server.accept().sockets)
 

@@ -25,7 +25,7 @@ def impatient(monkeypatch):
         monkeypatch.setattr(early_end, name, seconds)
 
 
-def test_a_run_that_waits_for_it_is_left_and_the_cut_is_fetched_later(server, impatient, capfd):
+def test_a_run_that_waits_for_it_is_left_and_the_cut_is_fetched_later(server, impatient, stderr):
     with learner_of(server, model(), learner_id=1, max_reconnects=0) as learner:
         peer = server.accept()
         peer.bcast(0, 0, flat(learner, model(1), 0))
@@ -41,7 +41,7 @@ def test_a_run_that_waits_for_it_is_left_and_the_cut_is_fetched_later(server, im
         send_cut(last, learner, model(2), 7)
         assert done().finished
         assert last.receive_ack().step == 7
-    assert "left" in capfd.readouterr().err
+    until(lambda: "left" in stderr.getvalue(), "the line about it")
 
 
 def test_a_round_that_is_launched_again_is_left_at_once(server, monkeypatch):

@@ -31,10 +31,11 @@ def server():
         yield each
 
 
-def test_finish_follows_the_run_unless_it_is_given_a_limit(server, monkeypatch, capfd):
+def test_finish_follows_the_run_unless_it_is_given_a_limit(server, monkeypatch):
     """A clock that runs hours ahead: without a limit it waits on."""
     with learner_of(server, model(), learner_id=1) as learner:
-        peer, clock = server.accept(), itertools.count(0.0, 3600.0)
+        peer, clock, lines = server.accept(), itertools.count(0.0, 3600.0), []
+        monkeypatch.setattr(learner._client, "say", lines.append)
         ahead = SimpleNamespace(monotonic=lambda: next(clock))
         monkeypatch.setattr(learner_module, "time", ahead)
         done = in_thread(learner.finish)
@@ -43,7 +44,8 @@ def test_finish_follows_the_run_unless_it_is_given_a_limit(server, monkeypatch, 
         monkeypatch.undo()
         send_cut(peer, learner, model(2), 7)
         assert done().finished
-    assert "left" not in capfd.readouterr().err
+    assert lines
+    assert "left" not in "".join(lines)
 
 
 def test_a_learner_that_nobody_holds_leaves_the_run(server):
@@ -58,13 +60,13 @@ def test_a_learner_that_nobody_holds_leaves_the_run(server):
     until(lambda: not client_threads(), "the threads end")
 
 
-def test_a_second_learner_of_a_place_closes_the_first(server, capfd):
+def test_a_second_learner_of_a_place_closes_the_first(server, stderr):
     first = learner_of(server, model(), learner_id=1)
     peer = server.accept()
     with learner_of(server, model(), learner_id=1) as second:
         server.accept()
         assert ends(peer.sockets)
-        assert "learner 1 of this process" in capfd.readouterr().err
+        until(lambda: "learner 1 of this process" in stderr.getvalue(), "the line about it")
         with pytest.raises(ConnectionFailed, match="another Learner with id 1"):
             first.step(1)
         assert second.step(1).connected
@@ -127,13 +129,13 @@ def test_closing_ends_a_wait_of_another_thread(server, wait):
 
 @pytest.mark.parametrize("streams", [0, 2])
 def test_a_server_that_accepts_and_does_not_read_is_not_waited_for_for_ever(
-        server, monkeypatch, capfd, streams):
+        server, monkeypatch, stderr, streams):
     """For `connect_timeout_s` without a byte of progress, with lines about it."""
     monkeypatch.setattr(initial_values, "REPORT_S", 0.2)
     large = {"a": np.zeros(30_000_000, np.float32)}  # more than any socket buffer
     with pytest.raises(ConnectionFailed, match=r"does not read.*0 of 1 fragments sent"):
         learner_of(server, large, connect_timeout_s=2.0, num_streams=streams)
-    assert "sending the initial values: 0 of 1 fragments sent" in capfd.readouterr().err
+    until(lambda: "initial values: 0 of 1 fragments sent" in stderr.getvalue(), "a line")
     until(lambda: not client_threads(), "the threads end")
 
 

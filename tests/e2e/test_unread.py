@@ -1,4 +1,4 @@
-"""A log or a tape that nobody reads holds up neither the rounds nor the end."""
+"""A log, tape or stderr that nobody reads holds up neither the rounds nor the end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 from tests.e2e.scripted import PATIENCE_S, ROOT, ScriptedLearner, layout_of
+from tests.e2e.scripted_server import ScriptedServer
 
 SMALL = layout_of((4,))
 ZEROS = np.zeros(4, np.float32)
@@ -81,6 +82,55 @@ def test_a_signal_ends_a_server_whose_log_nobody_reads():
         learner.pull(STEPS)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+
+
+LEARNER = """
+import sys
+import numpy as np
+from syncer.learner import Learner, lines
+
+learner = Learner({"w": np.zeros(4, np.float32)}, sys.argv[1], learner_id=1, fragments=1)
+for number in range(5000):  # more than the pipe and the backlog hold
+    lines.say(f"line {number}")
+learner.step(1)
+learner.close()
+print("closed", flush=True)
+"""
+
+
+def unread_learner(address: str) -> tuple[subprocess.Popen, int]:
+    """A learner that says a lot, and the end of its standard error to read it from."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    process = subprocess.Popen([sys.executable, "-c", LEARNER, address], cwd=ROOT, stderr=writer,
+                               stdout=subprocess.PIPE, text=True)
+    os.close(writer)
+    return process, reader
+
+
+def test_a_learner_whose_stderr_nobody_reads_trains_closes_and_ends():
+    with ScriptedServer() as server:
+        process, reader = unread_learner(server.address)
+        assert process.communicate(timeout=PATIENCE_S)[0] == "closed\n"
+        assert process.returncode == 0
+        os.close(reader)
+
+
+def test_lines_of_a_learner_that_were_lost_are_counted():
+    """Read from the moment on at which it has closed, they are its first and its last ones, and the
+    number of those between them."""
+    with ScriptedServer() as server:
+        process, reader = unread_learner(server.address)
+        assert process.stdout.readline() == "closed\n"
+        with open(reader, encoding="utf-8") as stderr:
+            said = stderr.read().splitlines()
+        assert process.wait(PATIENCE_S) == 0
+        process.stdout.close()
+    lost = [int(line.split()[1]) for line in said if "lines lost: nobody read them" in line]
+    numbers = [int(line.split()[-1]) for line in said if " line " in line]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) + sum(lost) >= 5000
+    assert sum(lost) > 1000
 
 
 def test_a_pipe_as_tape_that_nobody_reads_holds_nothing_up(tmp_path):

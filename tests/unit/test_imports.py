@@ -34,7 +34,7 @@ ARROWS = {
     "merge": {"errors", "kernels", "layout", "ranges", "values", "steps"},
     "checkpoint": {"errors", "kernels", "layout", "protocol", "gather", "ranges", "steps",
                    "streams"},
-    "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "tcp"},
+    "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "streams", "tcp"},
     "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",
                "checkpoint", "protocol", "gather", "tcp", "streams"},
 }

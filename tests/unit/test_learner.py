@@ -6,8 +6,8 @@ import pytest
 from syncer.errors import ConfigError, LocalProtocolError
 from syncer.kernels import decode_bf16, encode_bf16, encode_q4
 from syncer.learner import Learner
-from syncer.learner.client import backoff_s, parse_address
 from syncer.learner.client_group import Receipt
+from syncer.learner.dialing import backoff_s, parse_address
 from syncer.learner.fragment import WINDOW, Fragment
 from syncer.learner.learner import _key
 from syncer.learner.send_buffers import SendBuffers

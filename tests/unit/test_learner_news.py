@@ -2,7 +2,7 @@
 
 import pytest
 
-from syncer.learner.news import SILENCE, SILENCE_MIN_S, UNKNOWN_S, News
+from syncer.learner.news import NEWS_AGAIN_S, SILENCE, SILENCE_MIN_S, UNKNOWN_S, News
 
 
 def run(news: News, now: float, steps: int, apart_s: float, version: int = 0):
@@ -23,9 +23,8 @@ def test_five_rounds_without_news_are_a_silence(apart_s):
     assert news.due() == pytest.approx(now + max(SILENCE * apart_s, SILENCE_MIN_S))
     silent = news.due() + 7
     assert news.say(silent) == pytest.approx(silent - now)
-    assert news.due() is None, "one silence is one line"
+    assert news.due() == silent + NEWS_AGAIN_S, "twice a minute"
     assert news.heard(silent + 100, version + 1) == pytest.approx(silent + 100 - now)
-    assert news.due() is not None
     assert news.expected_s < 2 * apart_s
 
 
