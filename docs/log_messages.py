@@ -45,10 +45,15 @@ MEANINGS = {
         "their future was given up, by going back or by beginning anew; they are neither counted "
         "nor removed from now on, and `path` is the first of their new names",
     "final state write tried again": "an error of the disk that may pass by",
-    "the checkpoint that is there will be replaced; --resume would continue it":
-        "a new run was started beside an old one's file: stop it now if that was not meant",
     "other names of parameters are not used":
         "learner 0 calls the parameters otherwise than the run does: the first names stay",
+    "the checkpoint that is there will be replaced":
+        "`--overwrite` was given, or the file holds no step yet",
+    "there is no checkpoint yet: the run begins":
+        "the first start with `--resume auto`",
+    "training is complete: whoever asks is given the final parameters":
+        "`--resume auto` found a finished run: it ends with status 0, after `seconds` at the "
+        "latest if nobody asks",
     "connection refused": "a socket was turned away, and told why",
     "connection without a complete first frame is closed":
         "a port scanner, or a learner behind a broken network",

@@ -92,6 +92,8 @@ ROWS = (
         "the round closes (rule 6.6)"),
     Row(SERVER, "between two launches, at least", "--min-round-interval-ms", "rule 4.4"),
     Row(SERVER, "a learner budget's lease", "--quorum-timeout-s", "status 1 (rule 11.3)"),
+    Row(SERVER, "whoever asks for the final cut of a run that was over when it was started again",
+        "--linger-s", "status 0 (rule 12.8)"),
     Row(SERVER, "acknowledgements of the final cut", "--final-ack-timeout-s",
         "status 1, naming the missing learners"),
     Row(SERVER, "last frames, log and tape at the end", "syncer/server/service.py:FLUSH_NS",

@@ -13,16 +13,18 @@ SIGNALLED = 128
 class Exit(IntEnum):
     """How a server process ended. A member is its number; `meaning` is the sentence of the docs."""
 
-    DONE = 0, ("trained, and every awaited learner acknowledged the final cut; or a learner budget "
-               "was spent and its checkpoint is written")
+    DONE = 0, ("trained, and every awaited learner acknowledged the final cut; or it was trained "
+               "before (`--resume auto`); or a learner budget was spent and its checkpoint is "
+               "written")
     FAILED = 1, ("the run failed: a learner did not acknowledge the final cut or report its budget "
                  "in time, nobody was left at the end, nothing finite was left to merge, a stale "
                  "push with `--max-base-lag 0`, a BUDGET_DONE that does not fit the run, the final "
                  "state could not be written, or a defect of the program")
     UNUSABLE = 2, "a flag, variable, file or path cannot be used; nothing was bound"
     NOT_BINDABLE = 3, "the address is in use or cannot be listened on"
-    NOT_RESUMABLE = 4, ("the checkpoint of `--resume` cannot be used; or, with `--max-base-lag 0`, "
-                        "a learner of another session came before the start")
+    NOT_RESUMABLE = 4, ("the checkpoint of `--resume` cannot be used; one is there, and neither "
+                        "`--resume` nor `--overwrite` was given; or, with `--max-base-lag 0`, a "
+                        "learner of another session came before the start")
     NOT_WRITTEN = 5, ("a checkpoint could not be written, or a mark of an end that is none any "
                       "more could not be removed")
     NEVER_STARTED = 6, "`--start-learners` were not there before `--start-timeout-s`"

@@ -21,7 +21,7 @@ from syncer.config.paths import clash_of_outputs, trouble_of_output
 from syncer.config.presets import filled
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
-from syncer.values import OutputFile, Switch
+from syncer.values import OutputFile, Switch, SwitchOr
 
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_KEY = {option.name.replace("_", "-"): option for option in OPTIONS}
@@ -121,6 +121,9 @@ def add_options(result: argparse.ArgumentParser) -> argparse.ArgumentParser:
         if isinstance(option.values, Switch):
             group.add_argument(*names, dest=option.name, action="store_const", const="true",
                                help=text)
+        elif isinstance(option.values, SwitchOr):
+            group.add_argument(*names, dest=option.name, nargs="?", const="true",
+                               metavar=option.values.word, help=text)
         else:
             metavar = "|".join(option.values.choices) or option.metavar
             group.add_argument(*names, dest=option.name, metavar=metavar, help=text)
@@ -179,7 +182,7 @@ def check_paths(config: Config) -> None:
     for name in (option.name for option in OPTIONS if isinstance(option.values, OutputFile)):
         path: str | None = getattr(config, name)
         if path is None or (
-            name == "checkpoint_path" and config.resume and not os.path.isfile(path)
+            name == "checkpoint_path" and config.resume is True and not os.path.isfile(path)
         ):  # a run that cannot be resumed has a status of its own
             continue
         problem = trouble_of_output(config, name)

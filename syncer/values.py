@@ -17,6 +17,7 @@ from syncer.errors import ConfigError
 U32, I63 = 2**32 - 1, 2**63 - 1
 Median = Literal["median"]
 T_co = TypeVar("T_co", covariant=True)
+W = TypeVar("W", bound=str)
 
 
 def refusal(what: str, value: object, words: str) -> ConfigError:
@@ -239,6 +240,23 @@ class Switch(Values[bool]):
 
     def admits(self, value: object) -> TypeGuard[bool]:
         return type(value) is bool
+
+
+class SwitchOr(Values[bool | W]):
+    """On, off, or one word; on the command line the flag alone is on."""
+
+    toml = (bool, str)
+
+    def __init__(self, word: W):
+        self.word, self.switch = word, Switch()
+        self.words = self.toml_words = f"{Switch.words} or {word}"
+        self.written = self.words
+
+    def parse(self, text: str) -> bool | str:
+        return text if text == self.word else self.switch.parse(text)
+
+    def admits(self, value: object) -> TypeGuard[bool | W]:
+        return type(value) is bool or (isinstance(value, str) and value == self.word)
 
 
 class Digest(Values[bytes]):

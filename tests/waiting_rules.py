@@ -134,6 +134,8 @@ class WaitsCheck:
     def found(self) -> Hashable:
         """What the run waits for; None for nothing."""
         scheduler, phase = self.scheduler, self.scheduler.phase
+        if scheduler.lingers:                     # 12.8: whoever comes is served, nobody has to
+            return None
         if phase is Phase.RUNNING:
             return self.found_running()
         if phase is Phase.WAITING and scheduler.saves.outstanding is None:

@@ -116,6 +116,10 @@ class Files:
         """Kind, mode, owner and size of a path (links followed) or a descriptor."""
         return os.stat(file)
 
+    def age_s(self, path: str) -> float:
+        """Seconds since the file was written, by the clock of this machine."""
+        return time.time() - os.stat(path).st_mtime
+
     def exists(self, path: str) -> bool:
         """Whether the name is there, be it a link that leads nowhere."""
         try:
@@ -237,6 +241,9 @@ class Patient(Behind):
 
     def status(self, file: str | int) -> os.stat_result:
         return self._again("status", self.files.status, file)
+
+    def age_s(self, path: str) -> float:
+        return self._again("age_s", self.files.age_s, path)
 
     def exists(self, path: str) -> bool:
         return self._again("exists", self.files.exists, path)

@@ -140,6 +140,13 @@ def a_budget_run_is_a_beginning(config: Config) -> str | None:
     return None
 
 
+def a_checkpoint_goes_on_or_is_replaced(config: Config) -> str | None:
+    if config.overwrite and config.resume:
+        return ("--overwrite cannot be used with --resume: one begins anew in the place of the "
+                "checkpoint, the other goes on from it")
+    return None
+
+
 def yeto_holds_nesterov_only(config: Config) -> str | None:
     if (config.checkpoint_path is not None and config.checkpoint_format == "yeto-v3"
             and config.outer_optimizer != "nesterov"):
@@ -153,7 +160,7 @@ RULES: tuple[Rule, ...] = (
     counts_can_be_reached, a_fixed_roster_waits_for_everybody, the_activation_fits_the_period,
     an_open_host_needs_a_key, comparing_pushes_needs_a_batch, an_exact_fold_is_fixed_for_the_round,
     outliers_leave_a_value, every_step_is_saved_in_the_foreground, a_budget_run_is_a_beginning,
-    yeto_holds_nesterov_only,
+    a_checkpoint_goes_on_or_is_replaced, yeto_holds_nesterov_only,
 )
 """In the order they are looked at: the first that is broken is what a refusal says."""
 

@@ -58,11 +58,13 @@ from syncer.values import (
     Real,
     Secret,
     Switch,
+    SwitchOr,
     Whole,
 )
 
 LearnerWeight = Literal["tokens2-over-steps", "equal"]
 PresetName = Literal["local", "regions", "spot", "reproducible"]
+Auto = Literal["auto"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 LEARNER_WEIGHT: Choice[LearnerWeight] = Choice(get_args(LearnerWeight))
@@ -88,6 +90,7 @@ GRACE = Need("grace_ms", words="--grace-ms above 0")
 A_FILE = Need("checkpoint_path", words="--checkpoint-path or --final-state", also="final_state")
 CHECKPOINT, PLACE = Need("checkpoint_path"), Need("checkpoint_path", refused=True)
 RESUME, TAPE, NO_KEY = Need("resume"), Need("event_tape"), Need("island_hmac_key", off=True)
+SUPERVISED = Need("resume", ("auto",))
 
 
 def available_cores() -> int:
@@ -131,9 +134,19 @@ class Config:
     background_checkpoint: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "write periodic checkpoints while rounds go on; needs N of 2 or more",
         needs=(PLACE,)))
-    resume: bool = setting(default=False, row=Option(
-        "checkpoint", SWITCH, "continue from the file of --checkpoint-path, of either format",
-        hashed=At(18, on)))
+    resume: bool | Auto = setting(default=False, row=Option(
+        "checkpoint", SwitchOr[Auto]("auto"),
+        "continue from the file of --checkpoint-path, of either format; auto: begin if there is "
+        "none, so that one command line starts a run and starts it again",
+        metavar="[auto]", hashed=At(18, on)))
+    overwrite: bool = setting(default=False, row=Option(
+        "checkpoint", SWITCH, "begin anew where the file of --checkpoint-path has steps; without "
+        "it and --resume that is refused", needs=(CHECKPOINT,)))
+    linger_s: int | None = setting(default=None, row=Option(
+        "checkpoint", Whole(0, SECONDS_MAX), "--resume auto of a finished run: seconds in which "
+        "the final parameters are served to whoever asks, before status 0", metavar="S",
+        unset="until all that contributed have them, at most --final-ack-timeout-s",
+        needs=(SUPERVISED,)))
     no_verify: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "resume without comparing the digests of the tensors",
         needs=(RESUME,)))
@@ -363,6 +376,11 @@ class Config:
         return self.quorum_timeout_s if given is None else given
 
     @property
+    def linger_resolved_s(self) -> int:
+        """Seconds that the final parameters of a finished run are served at most."""
+        return self.final_ack_timeout_resolved_s if self.linger_s is None else self.linger_s
+
+    @property
     def from_preset(self) -> dict[str, object]:
         """What the preset has set, of what it could: names and values."""
         if self.preset is None:
@@ -416,7 +434,7 @@ class Config:
     @property
     def profile_hash(self) -> bytes:
         """The 32 bytes a HELLO may bind to."""
-        return self._profile_hash(self.resume)
+        return self._profile_hash(self.resume is True)
 
     @property
     def saved_profile_hash(self) -> bytes:

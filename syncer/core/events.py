@@ -19,6 +19,8 @@ class Resumed(NamedTuple):
     fingerprint: bytes
     ledger: dict[int, list[int]]
     """learner id -> [merges, steps, tokens]."""
+    is_over: bool = False
+    """Every step is done, and whoever started it again did not look (`--resume auto`)."""
 
 
 class Tick(NamedTuple):

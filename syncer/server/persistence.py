@@ -17,6 +17,7 @@ from syncer.checkpoint.final_state import write_final_state
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lineage import Lineage, Origin
 from syncer.checkpoint.lock import PathLock
+from syncer.checkpoint.marker import write_marker
 from syncer.checkpoint.reader import Loaded
 from syncer.checkpoint.saver import Outcome, Saver
 from syncer.checkpoint.tolerant import Tolerant
@@ -28,7 +29,7 @@ from syncer.errors import CheckpointError
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.merge.versions import FragmentVersion
 from syncer.server.log import Log
-from syncer.server.resuming import load_resumable, resumable_path
+from syncer.server.resuming import check_replaceable, load_resumable, resumable_path
 from syncer.server.system import new_origin
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
@@ -61,15 +62,16 @@ class Persistence:
         self.saver: Saver | None = None
         path = config.checkpoint_path
         patient = Patient(files, config.checkpoint_retries, told=self._tried_again)
-        if config.resume:
-            path = resumable_path(config, patient)
+        found = resumable_path(config, patient) if config.resume else None
         if path is not None:
             self.lock = files.lock(path)
         try:
-            if config.resume and path is not None:
-                facts, self.loaded = load_resumable(path, config, self.optimizer, patient)
+            if found is not None:
+                facts, self.loaded = load_resumable(found, config, self.optimizer, patient)
                 self.facts, self.names = facts, facts.names
                 self.lineage = facts.lineage.resumed(facts.step, 0, born)
+            elif path is not None and not config.overwrite:
+                check_replaceable(path, patient)
             if path is not None or config.final_state is not None:
                 self.lane = lane()
             if path is not None:
@@ -113,8 +115,32 @@ class Persistence:
             self.log.info("resumed from checkpoint", step=step, path=path,
                           fragments=len(facts.numels), elements=sum(facts.numels))
         elif self.files.exists(path):
-            self.log.warning("the checkpoint that is there will be replaced; --resume would "
-                             "continue it", path=path)
+            self.log.warning("the checkpoint that is there will be replaced", path=path)
+        elif self.config.resume:
+            self.log.info("there is no checkpoint yet: the run begins", path=path)
+        if self.is_over:
+            self._settle_end(step)
+
+    @property
+    def is_over(self) -> bool:
+        """Started again by whoever does not look: there is no step left to do."""
+        facts = self.facts
+        return (facts is not None and self.config.resume == "auto"
+                and facts.step - facts.lineage.renumbered >= self.config.total_steps)
+
+    def _settle_end(self, step: int) -> None:
+        """The process before may have died between its last checkpoint and what follows it."""
+        config = self.config
+        patient = Patient(self.files, config.checkpoint_retries, RETRY_PAUSE_S, self._tried_again)
+        if config.mark_final_checkpoint and config.checkpoint_path is not None:
+            checkpoint = config.checkpoint_path
+            written_anew(lambda files: write_marker(checkpoint, step, files), patient)
+        if config.final_state is not None:
+            path, params = config.final_state, [found.params for found in self.loaded]
+            written_anew(lambda files: write_final_state(path, params, files), patient)
+            self.log.info("final state written", path=path, step=step)
+        self.log.info("training is complete: whoever asks is given the final parameters",
+                      step=step, seconds=config.linger_resolved_s)
 
     def _check_direct(self, path: str) -> None:
         """A file is begun as a save will begin it. Raises `WriteError` where the file system takes
@@ -143,7 +169,7 @@ class Persistence:
         facts = self.facts
         return None if facts is None else events.Resumed(
             facts.step, len(facts.numels), facts.fingerprint,
-            {learner: list(entry) for learner, entry in facts.ledger.items()})
+            {learner: list(entry) for learner, entry in facts.ledger.items()}, self.is_over)
 
     @cached_property
     def identity(self) -> Identity | None:

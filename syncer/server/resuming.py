@@ -1,6 +1,8 @@
-"""What `--resume` goes on from: a checkpoint that is there, whole, and of this run's settings.
+"""What a run begins from: a checkpoint that is there, whole, of this run's settings; or nothing.
 
-It changes nothing, and judges before anything is bound or made.
+It changes nothing, and judges before anything is bound or made. Whoever starts a run a second time
+with the command line of the first must not lose the first: steps that are on disk are gone on from
+(`--resume`), given up in so many words (`--overwrite`), or left alone with status 4.
 """
 
 from __future__ import annotations
@@ -19,20 +21,77 @@ from syncer.errors import CheckpointError, CheckpointMismatch
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.wire.contracts import rl_contract
 
+NOT_THERE = (FileNotFoundError, NotADirectoryError)
+"""Errors of a name that nothing has."""
 
-def resumable_path(config: Config, files: Files) -> str:
-    """The checkpoint of a run with `--resume`. Raises `CheckpointError` if there is none."""
-    path = config.checkpoint_path
+
+def resumable_path(config: Config, files: Files) -> str | None:
+    """The checkpoint that a run with `--resume` goes on from; None: with `auto` there is none yet.
+
+    Raises `CheckpointError` if there must be one, or if nobody can tell: what cannot be looked at
+    is not begun anew.
+    """
+    path, auto = config.checkpoint_path, config.resume == "auto"
     if path is None:
         raise CheckpointError("--resume has no checkpoint to read: name one with "
                               "--checkpoint-path")
     try:
         why = None if stat.S_ISREG(files.status(path).st_mode) else "it is no regular file"
-    except OSError:
+    except NOT_THERE:
         why = "no such file"
+        if auto:
+            _check_only_copy(path, files)
+            return None
+    except OSError as error:
+        why = error.strerror if auto else "no such file"
     if why is not None:
         raise CheckpointError(f"--resume: {path} cannot be read: {why}")
     return path
+
+
+def _check_only_copy(path: str, files: Files) -> None:
+    """A name that somebody took away, while an earlier file is left under its second name."""
+    old = f"{files.real_path(path)}.old.tmp"
+    if files.exists(old):
+        raise CheckpointError(f"--resume auto: {path} is not there, but {old} is, which may be its "
+                              f"only copy: rename it to {path} to go on from it, or remove it")
+
+
+def check_replaceable(path: str, files: Files) -> None:
+    """Nothing is lost if a run begins anew in this place: no file, an empty one, or version 0.
+
+    Raises `CheckpointError`, which says what is there and what can be done.
+    """
+    try:
+        if not files.status(path).st_size:
+            return
+        age = _ago(files.age_s(path))
+    except NOT_THERE:
+        return
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        with Checkpoint(path, files) as checkpoint:
+            step, run = checkpoint.facts.step, checkpoint.facts.lineage.run
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{path} is there and cannot be read as a checkpoint ({error}); it was written {age} "
+            "and is not replaced: name another --checkpoint-path, or give --overwrite") from None
+    if step > 0:
+        raise CheckpointError(
+            f"{path} is the checkpoint of step {step} of {f'the run {run}' if run else 'a run'}, "
+            f"written {age}, and is not replaced: "
+            "--resume auto goes on from it, --overwrite begins anew in its place")
+
+
+def _ago(seconds: float) -> str:
+    """An age in the unit that people would take."""
+    count, unit = max(int(seconds), 0), "second"
+    for size, larger in ((60, "minute"), (60, "hour"), (24, "day")):
+        if count < 2 * size:
+            break
+        count, unit = count // size, larger
+    return f"{count} {unit}{'s' * (count != 1)} ago"
 
 
 def load_resumable(path: str, config: Config, optimizer: Mapping[str, Any],

@@ -256,7 +256,8 @@ def test_a_failed_background_write_ends_the_run_at_the_next_wait(tmp_path):
     files.failing = OSError(30, "Read-only file system")
     with (
         ServerThread(tmp_path, total_steps=9, pipeline=1, checkpoint_path=str(path),
-                     checkpoint_every=2, background_checkpoint=True, files=files) as server,
+                     checkpoint_every=2, background_checkpoint=True, overwrite=True,
+                     files=files) as server,
         ScriptedLearner(server.port, 0) as learner,
     ):
         start(learner)

@@ -5,7 +5,8 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     config learners=2 quorum=2           settings of the run (tests.toy_driver.toy_config)
     fragments 2                          how many; each is one number
     resume 5 of 0 2                      start from a checkpoint of this step, to which these
-                                         learners have contributed (resume 5: nobody)
+                                         learners have contributed (resume 5: nobody); with
+                                         `resume=auto` among the settings as a supervisor does
     merges by hand                       a merge waits for `merged`; otherwise it ends at once
     at 0 hello 0.1                       at 0 ms, learner 0 connects as generation 1
     at 0 init 0.1 p0 10                  version 0 of fragment 0 is 10
@@ -64,7 +65,9 @@ class Scenario:
         if self.resumed is not None:
             step, ids = self.resumed
             ledger = {learner: [1, 1, 1] for learner in ids}
-            self.resumed = ev.Resumed(step, self.fragments, bytes(32), ledger)
+            is_over = (self.settings.get("resume") == "auto"
+                       and step >= self.settings["total_steps"])
+            self.resumed = ev.Resumed(step, self.fragments, bytes(32), ledger, is_over)
         self.driver = ToyDriver(toy_config(**self.settings), self.fragments, self.resumed)
         self.now_ms = 0.0
         self.written: list[str] = []

@@ -298,6 +298,11 @@ class SimFiles(Files):
         return os.stat_result((stat.S_IFREG | inode.mode, id(inode), 0, 1, inode.owner, inode.owner,
                                self._size(inode), 0, 0, 0))
 
+    def age_s(self, path: str) -> float:
+        self._call("age_s")
+        self._inode(path)
+        return 0.0
+
     def exists(self, path: str) -> bool:
         self._call("exists")
         return path in self.disk.names

@@ -53,6 +53,9 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
     if not fixed:
         options |= draw_gathering(rng, learners, options)
     options |= draw_merges(rng, options)
+    if "checkpoint_path" in options:
+        unset = None if options["final_ack_timeout_s"] == 90 else 30
+        options["linger_s"] = [unset, 0, unset, 200][options["total_steps"] // 2 % 4]
     options["max_concurrent_catchups"] = [None, None, 1, 2][options["total_steps"] % 4]
     return toy_config(**options)
 

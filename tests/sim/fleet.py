@@ -73,6 +73,8 @@ class Fleet:
         rng = world.rng
         self.config = config or draw_config(rng, steps)
         self.key = self.config.key_bytes
+        self.supervised = self.saves and self.config.total_steps % 3 > 0
+        """Every process has the command line of the first, with --resume auto."""
         self.dtype = rng.choice([1, 2, 3])
         self.layout = draw_layout(rng, self.config)
         self.large = config is None and rng.random() < 0.007
@@ -110,7 +112,7 @@ class Fleet:
         self.more_steps = rng.choice([0, 0, 0, 3]) if self.saves and not config else 0
         self.lost_records = False
         self.profile = self.draw_profile()
-        self.server: SimServer = self.start(self.config)
+        self.server: SimServer = self.start(self.again(self.config), faultless=True)
         self.learners = [SimLearner(world, self, i, self.settings)
                          for i in range(self.config.learners)]
         self.neglect = Neglect(self)
@@ -141,11 +143,11 @@ class Fleet:
     def model_is_fixed(self) -> bool:
         """The same for a HELLO of another model: a resumed process knows its own at once."""
         return self.session_is_fixed or (
-            self.server.config.resume and self.config.max_base_lag != 0)
+            self.server.resumed and self.config.max_base_lag != 0)
 
     @property
     def strict_and_resumed(self) -> bool:
-        return self.server.config.resume and self.config.max_base_lag == 0
+        return self.server.resumed and self.config.max_base_lag == 0
 
     def hello(self, learner: int, generation: int) -> Hello:
         """What a learner of this run says."""
@@ -167,6 +169,11 @@ class Fleet:
             system.files.begin_resume()
         return SimServer(self.world, config, system, witness, self.settings["turn_ns"])
 
+    def again(self, config: Config) -> Config:
+        """The command line that a supervisor has for every process of the run."""
+        supervised = self.supervised and config.learner_budget_steps is None
+        return replace(config, resume="auto") if supervised else config
+
     def crash(self, kind: str) -> None:
         """The server dies and a new one takes up what is left a little later."""
         if self.server.ended:
@@ -185,11 +192,11 @@ class Fleet:
         if self.saves:
             operator.go_back(self)
         state = self.disk.load(self.config) if self.saves else None
-        config = self.config
+        config = self.again(self.config)
         if self.saves and self.world.chance(0.2):
             operator.start_wrongly(self, state)
         if state is not None:
-            config = replace(config, resume=True, learner_budget_steps=None,
+            config = replace(config, resume=config.resume or True, learner_budget_steps=None,
                              no_verify=self.world.chance(0.2))
             self.config = replace(config, resume=False, no_verify=False)
         step = -1 if state is None else state["step"]
@@ -208,6 +215,8 @@ class Fleet:
         self.disk.gone_back = False
         if state is not None:
             self.marks.add("resumed" if step < config.total_steps else "resumed at the end")
+            if self.server.over_before:
+                self.marks.add("started again after the end")
         if shown_step > step:
             self.roll_back(step)
 
@@ -445,7 +454,8 @@ class Fleet:
         check_tape(self)
         final = [params for _, params, _ in self.history.current()]
         self.check_disk(final)
-        assert server.scheduler.final_cut.acknowledged, "nobody has the result"
+        assert server.over_before or server.scheduler.final_cut.acknowledged, (
+            "nobody has the result")
         for learner in self.learners:
             if learner.done:
                 for fragment, values in enumerate(learner.values):

@@ -46,7 +46,9 @@ REQUIRED = frozenset({
     "ended with status 1", "ended with status 6", "saved failure",
     "went back with restore", "went back with a copy", "set aside",
     "a defect saved the last cut", "went on after the end", "not resumed",
+    "started again after the end",
     "not resumed with other settings", "nothing to resume",
+    "not begun anew in the place of a run",
     # who comes to the door, and what happens to the process
     *(f"stranger: {kind}" for kind in (
         "silence", "half a HELLO", "rubbish", "a huge frame", "a message out of place",

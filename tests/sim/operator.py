@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 def start_wrongly(fleet: Fleet, state: dict[str, Any] | None) -> None:
     """With settings that this checkpoint cannot be resumed with: it says so, and no more."""
     config = replace(fleet.config, resume=True, learner_budget_steps=None)
+    if state is not None and state["step"] > 0 and fleet.world.chance(0.3):
+        config, state = replace(config, resume=False), None
+        fleet.marks.add("not begun anew in the place of a run")
     if state is not None:
         others: list[dict[str, Any]] = [{"expected_island_contract": bytes(31) + b"\1"}]
         if state["step"] > 1:

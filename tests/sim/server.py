@@ -187,6 +187,16 @@ class SimServer:
         """Whether the learners have got what they came for."""
         return self.status == 0 or self.exit_text.startswith("final-state could not be written")
 
+    @property
+    def resumed(self) -> bool:
+        """Whether it went on from a checkpoint."""
+        return self.server.persistence.facts is not None
+
+    @property
+    def over_before(self) -> bool:
+        """Whether every step was done when this process began, and nobody looked."""
+        return self.scheduler.lingers
+
     def check_closed(self) -> None:
         """Everything was given back: sockets, timers, files, memory."""
         loop, system = self.loop, self.system

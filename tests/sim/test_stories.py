@@ -246,7 +246,7 @@ def test_what_no_run_would_take_does_not_end_a_strict_one():
     with scaled(fleet.settings):
         fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 3)
         fleet.crash("kill")
-        fleet.world.wait(lambda: fleet.server.config.resume)
+        fleet.world.wait(lambda: fleet.server.resumed)
         stranger = Stranger(fleet, openings(fleet)["a HELLO of another profile and session"],
                             5 * SECOND)
         fleet.world.wait(lambda: stranger.closed)

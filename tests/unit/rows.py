@@ -15,6 +15,7 @@ from syncer.values import (
     Secret,
     Single,
     Switch,
+    SwitchOr,
     Whole,
 )
 
@@ -58,6 +59,7 @@ ENDS = {
                                 ["mean", below(kind.least), 1.0, True]),
     Choice: lambda kind: (kind.choices, ["", "zz", kind.choices[0].upper(), 0]),
     Switch: lambda _: ([True, False], [1, "true"]),
+    SwitchOr: lambda kind: ([True, False, kind.word], [1, "true", kind.word.upper()]),
     Digest: lambda _: ([bytes(32)], [bytes(31), bytes(33), "00" * 32]),
     Secret: lambda _: (["x", "\u00e9\n"], [3, b"x", "a\0b", "\udcff"]),
     HostName: lambda _: (["x", "::1", "a" * 63, "a.b.", "b\u00fccher.example"],
@@ -66,7 +68,8 @@ ENDS = {
 }
 OTHERS = {
     Whole: ("3", 3), Real: ("0.25", 0.25), Single: ("0.5", 0.5), MedianOrNorm: ("2.5", 2.5),
-    MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True), OutputFile: ("f", "f"),
+    MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True),
+    SwitchOr: ("true", True), OutputFile: ("f", "f"),
     Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
     HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"),
 }

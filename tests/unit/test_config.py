@@ -308,6 +308,8 @@ BROKEN = {
         checkpoint_path="c", checkpoint_every=1, background_checkpoint=True),
     rules.a_budget_run_is_a_beginning: dict(
         checkpoint_path="c", learner_budget_steps=9, resume=True),
+    rules.a_checkpoint_goes_on_or_is_replaced: dict(
+        checkpoint_path="c", overwrite=True, resume="auto"),
     rules.yeto_holds_nesterov_only: dict(
         checkpoint_path="c", checkpoint_format="yeto-v3", outer_optimizer="sgd"),
 }

@@ -24,6 +24,8 @@ cdef class Policy:
     cdef readonly long long final_ack_timeout_ns
     # start
     cdef readonly Py_ssize_t start_learners
+    cdef readonly long long linger_ns
+    cdef readonly bint lingers_until_all_have_it
     cdef readonly long long start_timeout_ns  # 0: wait for ever
     # capacity quorum
     cdef readonly object quorum_capacity     # theta in millionths, None: count quorum

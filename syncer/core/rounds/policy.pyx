@@ -58,6 +58,8 @@ cdef class Policy:
         self.quorum_timeout_ns = ns_of(config.quorum_timeout_s)
         self.longest_attempt_ns = ns_of(TIMEOUTS_MAX * <double>config.quorum_timeout_s)
         self.final_ack_timeout_ns = ns_of(config.final_ack_timeout_resolved_s)
+        self.linger_ns = ns_of(config.linger_resolved_s)
+        self.lingers_until_all_have_it = config.linger_s is None
         self.start_learners = start_learners_of(config, resumed)
         self.start_timeout_ns = ns_of(config.start_timeout_s or 0)
         self.quorum_capacity = (None if config.quorum_capacity is None

@@ -9,6 +9,14 @@ cdef class Ending(Committing):
     cdef readonly bint resumed_at_end        # there was no step left to do
     cdef readonly frozenset hoped            # waited for, and not missed: they contributed once
 
+    cdef readonly bint lingers               # so somebody started it again who does not look
+    cdef long long linger_deadline_ns        # < 0: not begun
+
+    cdef int linger(self) except -1
+    cdef long long linger_due_ns(self)
+    cdef bint is_serving(self)
+    cdef bint all_have_it(self)
+    cdef int served(self)
     cdef int finish(self) except -1
     cdef int send_final_cut(self) except -1
     cdef int hope_for(self, learners) except -1

@@ -15,6 +15,9 @@ status 0.
 rule 12.6. When --final-ack-timeout-s is over first, it ends with status 1 and names who is missing.
     Who was only waited for because it has contributed once, and never came, may have left for good,
     or have got its cut before: that is a warning.
+rule 12.8. A supervisor starts a run again that is over, and must see it end well: nobody has to
+    come. But learners that were cut off from their final cut dial for as long as they live, and
+    others may ask later, so for a while whoever comes is served, one by one.
 
 rule 11.1. The first BUDGET_DONE closes a gate: open rounds are dropped whole, and nothing is
     launched, merged or committed any more. A benchmark compares runs by what was merged when the
@@ -56,6 +59,8 @@ cdef class Ending(Committing):
     def __init__(self, config, resumed=None):
         Committing.__init__(self, config, resumed)
         self.resumed_at_end = resumed is not None and resumed.step >= config.total_steps
+        self.lingers = resumed is not None and resumed.is_over
+        self.linger_deadline_ns = -1
         self.hoped = frozenset()
 
     # ---- every step is committed ---------------------------------------------------------------
@@ -63,6 +68,8 @@ cdef class Ending(Committing):
     # rule 12.1
     cdef int finish(self) except -1:
         """Every step is committed: write what must be written, then send the final cut."""
+        if self.lingers:
+            return self.send_final_cut()
         self.release_all(self.free_everything())  # late pushes of a round that never comes
         self.phase = Phase.SAVING
         if self.saves.on:
@@ -74,11 +81,12 @@ cdef class Ending(Committing):
         """Send the cut to every current member that must still acknowledge and has not got it."""
         cdef Member member
         if self.final_cut is None:
-            expected = (set(range(self.policy.learners)) if self.policy.fixed_roster
+            expected = (set(range(self.policy.learners))
+                        if self.policy.fixed_roster or self.lingers
                         else {key[0] for key in self.members.current_keys()})
             if not expected:
                 return self.end(FAILED, "no learner is connected to receive the final cut")
-            if self.resumed_at_end:
+            if self.resumed_at_end and not self.lingers:
                 self.hope_for({learner for learner in self.ledger
                                if learner < self.policy.learners} - expected)
             expected |= self.hoped
@@ -109,6 +117,8 @@ cdef class Ending(Committing):
         if not self.final_cut.acknowledge(event.learner, event.generation, event.step):
             return self.warn("final acknowledgement ignored: not of this final cut", fields)
         self.log("INFO", "learner finalized", fields)
+        if self.lingers:
+            return self.emit(act.SendShutdown(((event.learner, event.generation),)))
         if not self.final_cut.complete():
             return 0
         self.log("INFO", "all learners acknowledged final cut",
@@ -136,6 +146,40 @@ cdef class Ending(Committing):
             return self.complete()
         return self.end(FAILED, "final cut not acknowledged in time; missing learners "
                         f"{self.final_cut.missing()}")
+
+    # rule 12.8
+    cdef int linger(self) except -1:
+        """The run was over when it was started again: how long it serves the final cut."""
+        if self.linger_deadline_ns < 0:
+            self.linger_deadline_ns = self.now_ns + self.policy.linger_ns
+        if self.now_ns < self.linger_deadline_ns and not (
+                self.policy.lingers_until_all_have_it and self.all_have_it()):
+            return 0
+        if self.now_ns < self.linger_due_ns() and self.is_serving():
+            return 0
+        return self.end(DONE, f"training was complete after {self.global_step} outer steps; "
+                        f"learners that asked for the final parameters again: {self.served()}")
+
+    cdef long long linger_due_ns(self):
+        """When lingering ends, whoever is being served: who is gets as long as in any run."""
+        if self.linger_deadline_ns < 0 or self.now_ns < self.linger_deadline_ns:
+            return max(self.linger_deadline_ns, 0)
+        return self.linger_deadline_ns + self.policy.final_ack_timeout_ns
+
+    cdef bint is_serving(self):
+        """Is the cut on its way to somebody?"""
+        return self.final_cut is not None and any(
+            self.final_cut.wants(key[0]) and key in self.members.members
+            for key in self.final_cut.eligible)
+
+    cdef bint all_have_it(self):
+        """Has everybody who contributed said so in this process?"""
+        return self.final_cut is not None and all(
+            learner in self.final_cut.acknowledged for learner in self.ledger
+            if learner < self.policy.learners)
+
+    cdef int served(self):
+        return 0 if self.final_cut is None else len(self.final_cut.acknowledged)
 
     # ---- a learner budget is spent -------------------------------------------------------------
 

@@ -108,6 +108,8 @@ cdef class Scheduler(Waiting):
         cdef long long due = NEVER
         if self.phase == Phase.RUNNING:
             due = min(self.gathering_deadline_ns(), self.joining_deadline_ns())
+        elif self.lingers and (self.phase == Phase.WAITING or self.phase == Phase.FINISHING):
+            due = self.linger_due_ns()
         elif self.phase == Phase.WAITING and self.policy.start_timeout_ns:
             due = max(self.start_deadline_ns, 0)
         elif self.phase == Phase.FINISHING:
@@ -121,6 +123,8 @@ cdef class Scheduler(Waiting):
 
     cdef int run_timers(self) except -1:
         """What ends a phase, other than running, when its time is over."""
+        if self.lingers and (self.phase == Phase.WAITING or self.phase == Phase.FINISHING):
+            return self.linger()
         if self.phase == Phase.WAITING:
             return self.start_overdue()
         if self.phase == Phase.FINISHING:
@@ -335,8 +339,8 @@ cdef class Scheduler(Waiting):
         """Every fragment is there and enough learners are: send the initial cut and begin."""
         cdef Py_ssize_t fragment
         cdef tuple members
-        if (self.members.current_count < self.policy.start_learners
-                or not all(self.initialized)):
+        cdef Py_ssize_t needed = 1 if self.lingers else self.policy.start_learners
+        if self.members.current_count < needed or not all(self.initialized):
             return 0
         if self.saves.every_commit and self.saves.durable_step < 0:
             return self.save(ROUND) if self.saves.outstanding is None else 0

@@ -59,6 +59,8 @@ cdef class Waiting(Ending):
     cdef Wait awaited(self):
         """What the run waits for now."""
         cdef Round round
+        if self.lingers:
+            return Wait.NO_WAIT
         if self.phase == Phase.RUNNING:
             round = self.rounds.get(self.global_step + 1)
             if round is None:
