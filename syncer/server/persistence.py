@@ -40,6 +40,8 @@ class Persistence:
 
     Raises `ConfigError` when another process has the path, `CheckpointError` when the run cannot
     be resumed; nothing is left behind then.
+
+    Large: what a run begins with, what it saves, and what it leaves, each in two or three steps.
     """
 
     def __init__(self, config: Config, log: Log, files: Files = FILES,

@@ -58,8 +58,9 @@ cdef class Ending(Committing):
 
     def __init__(self, config, resumed=None):
         Committing.__init__(self, config, resumed)
-        self.resumed_at_end = resumed is not None and resumed.step >= config.total_steps
         self.lingers = resumed is not None and resumed.is_over
+        self.resumed_at_end = (resumed is not None and resumed.step >= config.total_steps
+                               and not self.lingers)
         self.linger_deadline_ns = -1
         self.hoped = frozenset()
 
@@ -86,7 +87,7 @@ cdef class Ending(Committing):
                         else {key[0] for key in self.members.current_keys()})
             if not expected:
                 return self.end(FAILED, "no learner is connected to receive the final cut")
-            if self.resumed_at_end and not self.lingers:
+            if self.resumed_at_end:
                 self.hope_for({learner for learner in self.ledger
                                if learner < self.policy.learners} - expected)
             expected |= self.hoped
