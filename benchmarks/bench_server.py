@@ -141,7 +141,7 @@ class Sink:
         self.pool = BufferPool()
         self.pool.spare_bytes_max = 8 * 4 * NUMEL
         self.ingest = Ingest(self.workers, self.pool, 1, handle=self.handle, left=self.left,
-                             say_farewell=self.left)
+                             say_farewell=self.left, report=lambda group, report: None)
         self.pushes = 0
 
     def handle(self, event):

@@ -55,6 +55,10 @@ MEANINGS = {
         "`--resume auto` found a finished run: it ends with status 0, after `seconds` at the "
         "latest if nobody asks",
     "connection refused": "a socket was turned away, and told why",
+    "learner has introduced itself":
+        "`client` is what it says it is; `kept` fragments of it are current and not sent again",
+    "a data socket comes from another address than its learner":
+        "somebody else may have read a generation in a log: set a key (SYNCER_HMAC_KEY)",
     "connection without a complete first frame is closed":
         "a port scanner, or a learner behind a broken network",
     "too many connections without a HELLO: the oldest is closed":

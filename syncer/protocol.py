@@ -76,6 +76,14 @@ class Msg(IntEnum):
     LAYOUT = 18
 
 
+class RunState(IntEnum):
+    """Where the run is when somebody joins it."""
+
+    WAITING = 0
+    RUNNING = 1
+    FINISHING = 2
+
+
 class NoticeCode(IntEnum):
     """What a notice is about."""
 

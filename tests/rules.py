@@ -27,6 +27,7 @@ HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
 DOOR, CONNECTIONS = "e2e/test_server_door.py", "e2e/test_server_connections.py"
 HELLO = "unit/test_wire_hello.py"
 TURNS = "sim/test_catchups.py"
+INTRODUCTIONS = "e2e/test_server_introductions.py"
 CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
 ELSEWHERE = {
     "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
@@ -62,6 +63,16 @@ ELSEWHERE = {
               f"{CONNECTIONS}::test_a_learner_that_comes_from_elsewhere_is_told_of_at_once"],
     "14.9": [f"{DOOR}::test_learners_that_do_not_fit_are_told_to_try_again_later",
              f"{DOOR}::test_a_checkpoint_is_possible_whoever_dials"],
+    "17.1": [f"{INTRODUCTIONS}::test_welcome_is_the_first_thing_that_an_introduced_learner_hears",
+             f"{INTRODUCTIONS}::test_a_refused_one_gets_its_error_alone"],
+    "17.2": [f"{INTRODUCTIONS}::test_two_addresses_of_one_id_are_named_to_both",
+             "unit/test_server_introductions.py::test_a_newer_notice_takes_the_place_of_one_that_waits"],
+    "17.3": [f"{INTRODUCTIONS}::test_with_a_key_data_sockets_are_proved",
+             f"{INTRODUCTIONS}::test_a_data_socket_from_elsewhere_is_told_of"],
+    "17.4": [f"{INTRODUCTIONS}::test_reports_end_the_record_of_the_next_merge",
+             "unit/test_server_introductions.py::test_one_report_a_second_is_kept"],
+    "17.5": [f"{INTRODUCTIONS}::test_names_of_learner_0_go_into_the_checkpoint"],
+    "17.6": [f"{INTRODUCTIONS}::test_in_a_strict_run_nothing_overtakes_a_broadcast"],
     "14.8": [f"{RESUME}::test_what_no_run_would_take_does_not_end_a_strict_one"],
 }
 """Rule -> tests that are no scenarios, relative to tests/."""

@@ -165,7 +165,7 @@ class Watch:
         self.admitted.add(member)
         self.connected.add(member)
         self.held -= {older for older in self.held if older[0] == action.learner}
-        self.sent[member] = {}
+        self.sent[member] = dict(action.kept)
 
     def on_close(self, action):
         member = (action.learner, action.generation)

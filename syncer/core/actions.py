@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from syncer.protocol import NoticeCode
+from syncer.protocol import NoticeCode, RunState
 
 Member = tuple[int, int]
 
@@ -50,6 +50,11 @@ class Admit(NamedTuple):
     connection: int
     learner: int
     generation: int
+    state: RunState = RunState.WAITING
+    """Where the run is for it."""
+    step: int = 0
+    kept: tuple[tuple[int, int], ...] = ()
+    """(fragment, version): the current ones that it has, and is not sent (rule 3.10)."""
 
 
 class Refuse(NamedTuple):
@@ -82,7 +87,8 @@ class AdoptInit(NamedTuple):
 
 
 class CatchUp(NamedTuple):
-    """Send every fragment at its current version, follow commits, then report `CaughtUp`."""
+    """Send every fragment that is not kept at its current version, follow commits, then report
+    `CaughtUp`."""
 
     learner: int
     generation: int

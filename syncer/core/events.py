@@ -37,6 +37,9 @@ class Hello(NamedTuple):
     fragments: int
     fingerprint: bytes = b""
     """Layout fingerprint of the session, for the tape; the first accepted HELLO fixes it."""
+    kept: tuple[int, ...] = ()
+    """Of each fragment the version of this run that its learner has to the bit, -1 for none; () of
+    one that has not said."""
 
 
 class Misfit(NamedTuple):

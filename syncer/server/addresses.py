@@ -90,3 +90,8 @@ def reachable(places: Places, socks: Sequence[socket.socket]) -> list[str]:
             hosts = hosts[:SHOWN_MAX] or [EVERY[host]]
         found += [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts]
     return found
+
+
+def host_of(peer: str) -> str:
+    """The address of a peer as host:port, without its port."""
+    return peer.rpartition(":")[0]

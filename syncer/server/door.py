@@ -2,7 +2,8 @@
 
 It answers what can be refused without knowing rounds, and hands the rest on; it must not keep a
 session of its own, and holds no more for strangers than the limits below. A long HELLO stops
-nobody (rule 14.7): a worker reads it.
+nobody (rule 14.7): a worker reads it. A generation is no secret, it stands in log and tape: with a
+key, a data socket of who has introduced himself is proved (rule 17.3).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from syncer.core import actions, events
 from syncer.errors import ConfigError, RemoteProtocolError
 from syncer.layout import Layout
 from syncer.protocol import Msg
+from syncer.server.addresses import host_of
 from syncer.server.capacity import Capacity
 from syncer.server.conn import Channel, Owner
 from syncer.server.farewell import Farewells
@@ -27,8 +29,9 @@ from syncer.server.loop import Loop
 from syncer.server.reading import Reading
 from syncer.server.workers import Job, Workers
 from syncer.wire.encode import encode_error
+from syncer.wire.extension import Role
 from syncer.wire.frames import FrameReader
-from syncer.wire.hello import Claim, Hello, carries, read_hello
+from syncer.wire.hello import Claim, Hello, carries, is_proved, read_hello
 from syncer.wire.identity import Identity
 from syncer.wire.layout import LayoutBytes
 from syncer.wire.limits import Limits
@@ -62,6 +65,9 @@ class Host(Protocol):
 
     def identity_refusal(self, claim: Claim) -> str | None:
         """Text of the ERROR for a HELLO that does not belong to this run, else None."""
+
+    def versions_held(self, hello: Hello) -> tuple[int, ...]:
+        """Of each fragment the version of this run that its learner has, -1 for none."""
 
     def open_session(self, hello: Hello, identity: Identity) -> None:
         """The first HELLO that belongs to the run. Raises `ConfigError` when this server cannot
@@ -227,6 +233,8 @@ class Door:
     def _claim(self, stranger: Stranger, claim: Claim) -> None:
         """A HELLO is read: who belongs to the run gets the session's layout, and the first one of a
         run gives it."""
+        if claim.extension is not None and claim.extension.role is not Role.LEARNER:
+            raise RemoteProtocolError("this syncer serves no readers (--max-readers 0)")
         refusal = self.host.identity_refusal(claim)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
@@ -268,7 +276,8 @@ class Door:
         self.arrivals[self.arrived_count] = channel, hello
         channel.pause()
         self.host.handle(events.Hello(self.arrived_count, hello.learner, hello.generation,
-                                      len(hello.layout.fragments), hello.fingerprint))
+                                      len(hello.layout.fragments), hello.fingerprint,
+                                      self.host.versions_held(hello)))
 
     def arrived(self, connection: int) -> tuple[Channel, Hello]:
         """Who was told to the scheduler by this number; it is known by its group from now on."""
@@ -304,8 +313,7 @@ class Door:
                 stranger.channel.resume()
 
     def _attach(self, stranger: Stranger, data_hello: DataHello, group: Group) -> None:
-        if data_hello.proof:
-            raise no_proof_expected()
+        self._check_proof(stranger, data_hello, group)
         index, count = data_hello.stream, group.hello.num_streams
         if index >= count:
             raise RemoteProtocolError(
@@ -317,6 +325,22 @@ class Door:
         self.forget(stranger)
         self.open_reader(stranger.channel, group)
         group.attach(index, stranger.channel)
+
+    # rule 17.3
+    def _check_proof(self, stranger: Stranger, data_hello: DataHello, group: Group) -> None:
+        """The generation of a group stands in logs: with a key, who has introduced himself proves
+        each of his sockets. Of others there is only the address to go by."""
+        key, peer, control = self.config.key_bytes, stranger.channel.peer, group.control.peer
+        if group.extended and key:
+            if not is_proved(data_hello, key):
+                raise RemoteProtocolError(
+                    f"unknown learner {data_hello.learner} generation {data_hello.generation}: "
+                    "this DATA_HELLO is not proved with the island key")
+        elif data_hello.proof:
+            raise no_proof_expected()
+        elif host_of(peer) != host_of(control):
+            self.log.warning("a data socket comes from another address than its learner",
+                             learner=group.learner, peer=peer, control_peer=control)
 
     @staticmethod
     def open_reader(channel: Channel, group: Group) -> None:

@@ -24,7 +24,7 @@ cdef class Group(Owner):
     cdef list streams
     cdef object __weakref__
     cdef Py_ssize_t turn, grants
-    cdef bint pumping
+    cdef bint pumping, in_order
     cdef readonly bint throttled
 
     cpdef object pump(self)

@@ -34,10 +34,12 @@ cdef class Reports:
 cdef class Group(Owner):
     """The control socket and the data sockets of one (learner, generation).
 
+    in_order: tensors go out over the control socket alone, so that nothing overtakes them.
+
     Large: half of its attributes say who the group is, the others what is under way on it.
     """
 
-    def __init__(self, Channel control, hello, Reports reports):
+    def __init__(self, Channel control, hello, Reports reports, bint in_order=False):
         self.loop = control.loop
         self.control = control
         self.hello = hello
@@ -46,10 +48,16 @@ cdef class Group(Owner):
         self.data = {}
         self.streams = [control]
         self.outbox = Outbox(len(hello.layout.fragments))
-        self.limits = Limits.for_server(hello.layout, hello.dtype)
+        self.in_order = in_order
+        self.limits = Limits.for_server(hello.layout, hello.dtype, extended=self.extended)
         self.reassembly = Reassembly(self.limits)
         self.heard_ns = self.loop.now_ns()
         control.owner = self
+
+    @property
+    def extended(self):
+        """Whether it has introduced itself (wire 19.1)."""
+        return self.hello.extension is not None
 
     @property
     def sockets(self):
@@ -66,7 +74,8 @@ cdef class Group(Owner):
             channel.close()
             return
         self.data[index] = channel
-        self.streams = [self.data[i] for i in sorted(self.data)]
+        if not self.in_order:
+            self.streams = [self.data[i] for i in sorted(self.data)]
         channel.owner = self
         if self.throttled:
             channel.grant(0)

@@ -20,6 +20,7 @@ from syncer.server.group import Group, Reports
 from syncer.server.workers import Job, Workers
 from syncer.wire import messages
 from syncer.wire.encode import encode_error
+from syncer.wire.extended import LearnerReport, parse_report
 
 DECODING_MAX = 4
 """Payloads of one connection that are being decoded, or wait to be handed on behind one that is;
@@ -62,18 +63,19 @@ class Intake:
 class Ingest(Reports):
     """Turns what groups report into events.
 
-    `handle` takes the events; `left(group, reason, refusal)` is called once everything of a group
-    was handed on, `say_farewell(channels, main, frames)` for a group that is told off.
+    `handle` takes the events, `report` what learners report; `left(group, reason, refusal)` is
+    called once everything of a group was handed on, `say_farewell(channels, main, frames)` for a
+    group that is told off.
     """
 
     def __init__(self, workers: Workers, pool: BufferPool, threads: int, *,
                  handle: Callable[[events.Event], None],
                  left: Callable[[Group, str, str | None], None],
                  say_farewell: Callable[[list[Channel], Channel, list[bytes]], None],
-                 keep_wire: bool = False):
+                 report: Callable[[Group, LearnerReport], None], keep_wire: bool = False):
         self.workers, self.pool, self.threads = workers, pool, threads
         self.handle, self.left, self.say_farewell = handle, left, say_farewell
-        self.keep_wire = keep_wire
+        self.report, self.keep_wire = report, keep_wire
         """A late push may be parked: keep its bytes until the scheduler has judged it."""
         self.closed = False
 
@@ -102,6 +104,8 @@ class Ingest(Reports):
             self.handle(events.FinalAck(*who, messages.parse_final_ack(payload).step))
         elif kind == Msg.BUDGET_DONE:
             self.handle(events.BudgetDone(*who, messages.parse_budget_done(payload).steps))
+        elif kind == Msg.REPORT:
+            self.report(group, parse_report(payload))
         else:
             # The limits of an admitted group let no other type through its reader.
             raise RemoteProtocolError(f"unexpected message type {kind}")  # impossible: the limits

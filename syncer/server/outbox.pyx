@@ -7,6 +7,7 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
   the middle of a fragment pins that version and no other.
 - A broadcast that a pull waits for goes before those that nobody waits for.
 - A version is taken in once: nothing is sent twice on a connection, not even by a second catch-up.
+  What the peer came with (rule 3.10) is as if it had been sent.
 - A catch-up ends when each fragment went out once, as new as it was when the catch-up began. What
   was taken in since is broadcast like any other, also to a reader that is slower than the
   broadcasts: waiting for an empty queue would hold it for ever. A pull waits for its fragment
@@ -52,6 +53,11 @@ cdef class Outbox:
     def frame(self, bytes frame):
         """Queue a small frame for the control socket."""
         self.small.append(frame)
+
+    def keep(self, fragment, version):
+        """The peer has this version of the fragment already; before anything is queued."""
+        self.newest[fragment] = version
+        self.sent[fragment] = version
 
     cpdef bint broadcast(self, object image):
         """Queue a version of a fragment; False if it is not newer than what was taken in."""

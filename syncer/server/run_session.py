@@ -1,7 +1,9 @@
 """What the first HELLO makes: the fragments, the memory for payloads, and who is connected.
 
 It must not decide who is admitted or what is sent; it has the parts that do it, and tells the
-scheduler what they report. Of one learner it keeps a few connections only (rule 14.10).
+scheduler what they report. Of one learner it keeps a few connections only (rule 14.10). To a strict
+run's learner that may answer a pull before the broadcast in front of it has come, both go over one
+socket (rule 17.6).
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from syncer.config import Config
 from syncer.core import actions, events
 from syncer.core.actions import SaveKind
 from syncer.merge.buffers import BufferPool
-from syncer.protocol import DTYPE_BF16, bulk_dtype
+from syncer.protocol import DTYPE_BF16, NoticeCode, bulk_dtype
+from syncer.server.addresses import host_of
 from syncer.server.decoded import Decoded
 from syncer.server.door import Door
 from syncer.server.driver import Owners
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
 from syncer.server.ingest import Ingest, Intake
+from syncer.server.introducing import take_records, welcome
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
 from syncer.server.memory import in_mib, memory_parts
@@ -30,7 +34,9 @@ from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
 from syncer.server.promised import Promised
+from syncer.server.reporting import ReportBook
 from syncer.server.tape import Recorder
+from syncer.server.telling import PacedNotices
 from syncer.server.workers import Workers
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
@@ -62,7 +68,10 @@ class Parts(NamedTuple):
 
 
 class RunSession:
-    """A run whose layout is known. Raises `ConfigError` for one that it cannot merge."""
+    """A run whose layout is known. Raises `ConfigError` for one that it cannot merge.
+
+    Large: its parts, and the actions and reports of groups that need more than one of them.
+    """
 
     def __init__(self, hello: Hello, identity: Identity, parts: Parts):
         config, loop, handle = parts.config, parts.loop, parts.handle
@@ -77,9 +86,10 @@ class RunSession:
             check_as_bf16(parts.persistence.loaded)
         self.merging.resume(parts.persistence.take_loaded())
         self.pool = BufferPool()
+        self.notices, self.reports = PacedNotices(loop), ReportBook(loop)
         self.ingest = Ingest(parts.workers, self.pool, config.merge_threads, handle=handle,
                              left=self._left, say_farewell=parts.farewells.say,
-                             keep_wire=config.late_carry)
+                             report=self.reports.take, keep_wire=config.late_carry)
         self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
                                  log=parts.log, handle=handle,
                                  free_spares=lambda: _free_spares(self.pool),
@@ -109,7 +119,8 @@ class RunSession:
             actions.AdoptInit: self._adopt_init,
             actions.OpenFold: merging.open_fold, actions.Fold: merging.fold,
             actions.StartMerge: start_merge, actions.Publish: self._publish,
-            actions.Save: self._save, actions.Record: self._record, **outgoing.owners(),
+            actions.Save: self._save, actions.Record: self._record, actions.Notice: self._notice,
+            **outgoing.owners(),
         }
 
     def find(self, learner: int, generation: int) -> Group | None:
@@ -120,7 +131,7 @@ class RunSession:
     def _admit(self, action: actions.Admit) -> None:
         channel, hello = self.parts.door.arrived(action.connection)
         try:
-            group = Group(channel, hello, self.ingest)
+            group = Group(channel, hello, self.ingest, in_order=self._in_order(hello))
         except MemoryError:
             self.parts.loop.refused(channel.peer, os.strerror(errno.ENOMEM))
             channel.close()
@@ -130,6 +141,8 @@ class RunSession:
         group.work = Intake()
         older = [other for other in self.open_groups if other.learner == group.learner]
         self.groups[action.learner, action.generation] = group
+        if group.extended:
+            self._introduce(group, action)
         self.parts.door.open_reader(channel, group)
         channel.resume()
         self.parts.door.group_ready(group)
@@ -137,6 +150,21 @@ class RunSession:
             self.promised[group] = Promised(group, self.parts.log)
         if older:
             self._meet(group, older)
+
+    def _introduce(self, group: Group, action: actions.Admit) -> None:
+        """It hears who it has come to, and what it has said of itself is taken."""
+        persistence = self.parts.persistence
+        client = take_records(group.hello, persistence)
+        self.parts.log.info("learner has introduced itself", learner=group.learner,
+                            generation=group.generation, client=client,
+                            kept=len(action.kept), peer=group.control.peer)
+        welcome(group, action, self.parts.config, persistence.lineage)
+
+    # rule 17.6
+    def _in_order(self, hello: Hello) -> bool:
+        """A strict run cannot forgive an answer on an old anchor, which a pull leads to that is
+        faster than the broadcast in front of it; whoever waits for that has introduced himself."""
+        return self.parts.config.fixed_roster and hello.extension is None
 
     # rule 14.10
     def _meet(self, group: Group, older: list[Group]) -> None:
@@ -147,7 +175,7 @@ class RunSession:
         if not older:
             return
         last = older[-1]
-        if _host(last) != _host(group):
+        if host_of(last.control.peer) != host_of(group.control.peer):
             self._warn_of_two(group, last)
             return
         # On one machine it may be the same process, whose old connection is as good as gone.
@@ -162,6 +190,11 @@ class RunSession:
         self.looks[group] = loop.call_at(now_ns + TWO_ALIVE_NS, look)
 
     def _warn_of_two(self, group: Group, last: Group) -> None:
+        for there in (group, last):
+            self.notices.say(there, NoticeCode.CLAIMED_TWICE, (
+                f"learner {group.learner} is claimed from two addresses, {last.control.peer} and "
+                f"{group.control.peer}: only the newest connection of an id counts, so give each "
+                "learner an id of its own, and each run a name"))
         self.parts.log.warning(
             "learner connected again while its older connection is alive", learner=group.learner,
             peer=group.control.peer, older_peer=last.control.peer)
@@ -182,6 +215,8 @@ class RunSession:
         """Everything that came from a group which has ended is handed on."""
         del self.groups[group.learner, group.generation]
         self.outgoing.catchups.leave(group)
+        self.notices.leave(group)
+        self.reports.leave(group)
         self.parts.door.capacity.promise(-group.sockets)
         promised = self.promised.pop(group, None)
         if promised is not None:
@@ -222,7 +257,16 @@ class RunSession:
         self.parts.handle(events.Saved(SaveKind(outcome.kind), outcome.step, outcome.problem))
 
     def _record(self, action: actions.Record) -> None:
-        self.parts.recorder.write(self.merging.with_figures(action.fields))
+        fields = self.merging.with_figures(action.fields)
+        if "fragment" in fields and (reports := self.reports.since_last()):
+            fields = fields | {"reports": reports}
+        self.parts.recorder.write(fields)
+
+    def _notice(self, action: actions.Notice) -> None:
+        for member in action.members:
+            group = self.find(*member)
+            if group is not None:
+                self.notices.say(group, action.code, action.text)
 
     @property
     def open_groups(self) -> list[Group]:
@@ -235,11 +279,8 @@ class RunSession:
             look.cancel()
         for promised in self.promised.values():
             promised.cancel()
+        self.notices.close()
         self.merging.close()
-
-
-def _host(group: Group) -> str:
-    return group.control.peer.rpartition(":")[0]
 
 
 def _free_spares(pool: BufferPool) -> None:

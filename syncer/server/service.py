@@ -25,6 +25,7 @@ from syncer.server.door import Door
 from syncer.server.driver import Driver, InvariantsWatch, RunEnd, Watch
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
+from syncer.server.introducing import versions_held
 from syncer.server.listener import Listener
 from syncer.server.log import Log
 from syncer.server.persistence import Persistence
@@ -87,7 +88,7 @@ class Server:
             actions.Log: lambda action: self.log.write(*action),
             actions.Record: lambda action: self.recorder.write(action.fields),
             actions.Refuse: self.door.refuse_arrival,
-            actions.Notice: lambda action: None,  # no connection carries one: the log has it
+            actions.Notice: lambda action: None,  # nobody is there: the log has it
         }, watch or (InvariantsWatch() if self.system.checks() else None))
         self.session: RunSession | None = None
         self.is_broken = False
@@ -149,6 +150,10 @@ class Server:
             if misfit is not None:
                 self.handle(events.Misfit(misfit))
         return refusal
+
+    def versions_held(self, hello: Hello) -> tuple[int, ...]:
+        """Of each fragment the version of this run that its learner has, -1 for none."""
+        return versions_held(hello, self.persistence.lineage)
 
     def open_session(self, hello: Hello, identity: Identity) -> None:
         """The first HELLO that belongs to the run makes the session. Raises `ConfigError`."""

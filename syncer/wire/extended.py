@@ -7,7 +7,6 @@ raised here carries exactly the text of the ERROR frame that answers it.
 from __future__ import annotations
 
 import math
-from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from syncer.protocol import (
     NOTICE_TEXT_BYTES_MAX,
     WELCOME_BYTES_MAX,
     Msg,
+    RunState,
 )
 from syncer.wire.encode import encode_layout, frame
 from syncer.wire.extension import RECORD_HEAD, layout_names, names_record
@@ -35,14 +35,6 @@ TEXT_LENGTH = Struct("<H")
 RENUMBERED = Struct("<QI")
 """renumbered, number of fragments."""
 F64 = Struct("<d")
-
-
-class RunState(IntEnum):
-    """Where the run is when somebody joins it."""
-
-    WAITING = 0
-    RUNNING = 1
-    FINISHING = 2
 
 
 class Welcome(NamedTuple):

@@ -35,7 +35,7 @@ from syncer.wire.extension import (
 )
 from syncer.wire.layout import LayoutBytes, scan_layout
 from syncer.wire.limits import Limits
-from syncer.wire.messages import Bytes
+from syncer.wire.messages import DATA_HELLO, Bytes, DataHello
 
 HELLO_HEAD = Struct("<HIQBI")
 """version, learner_id, generation, dtype, num_fragments."""
@@ -111,6 +111,12 @@ def hello_mac(key: bytes, body: Bytes) -> bytes:
 def data_mac(key: bytes, body: Bytes) -> bytes:
     """HMAC-SHA256 over the domain and the 16 bytes of a DATA_HELLO."""
     return _mac(key, DATA_MAC_DOMAIN, body)
+
+
+def is_proved(hello: DataHello, key: bytes) -> bool:
+    """Whether a DATA_HELLO has the MAC of a group that has introduced itself."""
+    body = DATA_HELLO.pack(PROTOCOL_VERSION, *hello[:3])
+    return hmac.compare_digest(data_mac(key, body), hello.proof)
 
 
 def _mac(key: bytes, domain: bytes, body: Bytes) -> bytes:

@@ -37,7 +37,8 @@ from syncer.server.driver import InvariantsWatch
 from syncer.server.log import Log
 from syncer.server.service import Server
 from syncer.server.system import System, lines_to
-from syncer.wire import encode, messages
+from syncer.wire import encode, extended, messages
+from syncer.wire.extension import Extension
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
@@ -79,14 +80,15 @@ class ScriptedLearner:
                  generation: int | None = None, streams: int = 0, key: bytes | None = None,
                  fingerprint: bytes = b"\x11" * HASH_BYTES, contract: bytes | None = None,
                  profile_hash: bytes | None = None, compat_group: str | None = None,
-                 connect: bool = True):
+                 extension: Extension | None = None, connect: bool = True,
+                 source: str = "127.0.0.1"):
         self.port = port
         self.layout, self.dtype = layout, dtype
         self.hello = Hello(learner, generation or int.from_bytes(os.urandom(8), "little") or 1,
                            dtype, layout, fingerprint, contract or fingerprint, profile_hash,
-                           streams, compat_group)
-        self.key = key
-        limits = Limits.for_client(layout, dtype)
+                           streams, compat_group, extension)
+        self.key, self.source = key, source
+        limits = Limits.for_client(layout, dtype, extended=extension is not None)
         self.limits, self.reassembly = limits, Reassembly(limits)
         self.readers: dict[socket.socket, FrameReader] = {}
         self.seen: list[Any] = []
@@ -121,8 +123,9 @@ class ScriptedLearner:
 
     def dial_data(self, stream: int) -> socket.socket:
         sock = self.open_socket()
-        sock.sendall(encode.encode_data_hello(messages.DataHello(
-            self.learner, self.hello.generation, stream)))
+        hello = messages.DataHello(self.learner, self.hello.generation, stream)
+        proved = None if self.hello.extension is None else self.key
+        sock.sendall(encode.encode_data_hello(hello, proved))
         self.data[stream] = sock
         return sock
 
@@ -133,6 +136,7 @@ class ScriptedLearner:
         if receive_buffer_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.readers[sock] = FrameReader(self.limits, self.reassembly)
+        sock.bind((self.source, 0))
         sock.connect(("127.0.0.1", self.port))
         return sock
 
@@ -228,6 +232,10 @@ class ScriptedLearner:
                 message = messages.parse_error(payload)
             case Msg.SHUTDOWN:
                 message = Msg.SHUTDOWN
+            case Msg.WELCOME:
+                message = extended.parse_welcome(payload, len(self.layout.fragments))
+            case Msg.NOTICE:
+                message = extended.parse_notice(payload)
             case _:
                 raise AssertionError(f"a learner got message type {kind}")
         self.seen.append(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tests.mutation.how_a_run_ends import COMMITTING, ENDING, WAITS
 from tests.mutation.mistake import broken
 from tests.mutation.what_is_merged import EXCLUDING, WEIGHTS
+from tests.mutation.who_is_there import DOOR, INTRODUCTIONS
 
 GATHERING = broken(
     "core/rounds/gathering.pyx",
@@ -281,6 +282,14 @@ SCHEDULER = broken(
     ("1.7", "a round that a launch has completed waits for the next event",
      "            self.launch_due()\n            self.settle_all()\n",
      "            self.settle_all()\n            self.launch_due()\n"),
+    ("3.10", "a version that is not current is kept",
+     "                        and event.kept[fragment] == self.versions[fragment]):",
+     "                        and event.kept[fragment] >= 0):"),
+    ("3.10", "who was there at the end is not sent all of the final cut",
+     " and self.run_state() is not FINISHING:", ":"),
+    ("3.10", "what is kept is broadcast at the start",
+     "            without = self.members.without(fragment)\n",
+     "            without = members\n"),
     ("2.2", "a generation is admitted twice",
      "if self.members.was_used(event.learner, event.generation):", "if False:"),
     ("2.2", "a generation is admitted again when its connection has gone",
@@ -317,41 +326,6 @@ OUTBOX = broken(
      "if self.owed.get(fragment, bulk.image.version + 1) <= bulk.image.version:",
      "if fragment in self.owed:"),
 )
-DOOR = broken(
-    "wire/hello.py",
-    ("14.1", "any MAC is good", "if not hmac.compare_digest(hello_mac(key, body), mac):",
-     "if False:"),
-    ("14.2", "a learner beyond the roster is let in", "if learner >= learners:",
-     "if learner > learners:"),
-) + broken(
-    "wire/identity.py",
-    ("14.3", "another profile is as good", "if hello.profile_hash == pins.profile_hash:",
-     "if True:"),
-    ("14.4", "an island may be any island", "if hello.contract == expected:", "if True:"),
-    ("14.5", "the layout is not compared", "    if identity == found:\n",
-     "    if identity._replace(shape=()) == found._replace(shape=()):\n"),
-) + broken(
-    "server/door.py",
-    ("14.7", "a long HELLO stops everybody", "if len(payload) <= HELLO_INLINE_MAX:", "if True:"),
-) + broken(
-    "server/capacity.py",
-    ("14.9", "learners are let in whose sockets do not fit",
-     "return self.rest - sockets >= STRANGERS_MIN", "return True"),
-) + broken(
-    "server/promised.py",
-    ("14.11", "nobody looks at what stands still",
-     "            if now_ns - self.stood[message][1] >= INCOMPLETE_NS:", "            if False:"),
-) + broken(
-    "server/run_session.py",
-    ("14.10", "the newest connection of a learner that has too many is ended",
-     "older.pop(0).end(", "group.end("),
-    ("14.10", "a learner has as many connections as it likes",
-     "if len(older) >= CONNECTIONS_MAX:", "if False:"),
-) + broken(
-    "server/service.py",
-    ("14.8", "a strict run ends by whom no run would take",
-     "resumed is not None and pins_refusal(claim, self.pins) is None:", "resumed is not None:"),
-)
 CATCHUPS = broken(
     "server/catchups.py",
     ("15.1", "every catch-up is sent at once",
@@ -368,4 +342,5 @@ CATCHUPS = broken(
 )
 
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
-             + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + CATCHUPS)
+             + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + INTRODUCTIONS
+             + CATCHUPS)

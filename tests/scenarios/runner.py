@@ -152,8 +152,8 @@ class Scenario:
         return getattr(self, word)(learner, generation, rest)
 
     def hello(self, learner, generation, rest):
-        assert not rest
-        return self.driver.hello(learner, generation)
+        kept = " ".join(rest).removeprefix("kept=").strip("[]").split()
+        return self.driver.hello(learner, generation, tuple(map(int, kept)))
 
     def gone(self, learner, generation, rest):
         assert not rest
@@ -199,7 +199,9 @@ class Scenario:
         return [self.DESCRIBE[kind](self, action)]
 
     DESCRIBE = {  # noqa: RUF012
-        act.Admit: lambda s, a: f"admit {a.learner}.{a.generation}",
+        act.Admit: lambda s, a: f"admit {a.learner}.{a.generation}" + (
+            f" {a.state.name.lower()} at t{a.step}, kept {[p for p, _ in a.kept]}"
+            if a.kept else ""),
         act.Refuse: lambda s, a: f"refuse connection {a.connection}: {a.text}",
         act.Close: lambda s, a: f"close {a.learner}.{a.generation}: {a.reason}",
         act.Release: lambda s, a: f"release {a.payload}",

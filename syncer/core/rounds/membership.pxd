@@ -17,6 +17,7 @@ cdef class Member:
     cdef readonly bint connected
     cdef readonly bint held                  # a catch-up is under way: in no new expected set
     cdef readonly tuple delivered            # versions of the fragments at its tail; None before
+    cdef readonly frozenset kept             # fragments that its learner had at its HELLO
     cdef readonly double step_time_s         # < 0: no estimate
     cdef bint init_dropped                   # gave an initial value while a newer one was current
     cdef readonly long long since_ns         # up to date: its HELLO, its tail, or the start
@@ -49,7 +50,7 @@ cdef class Membership:
     cdef Member find(self, object learner, object generation)
     cdef bint was_used(self, object learner, object generation)
     cdef bint is_current(self, Member member)
-    cdef Member admit(self, object learner, object generation, long long now_ns)
+    cdef Member admit(self, object learner, object generation, long long now_ns, frozenset kept=*)
     cdef bint sign_of_life(self, Member member, long long now_ns)
     cdef list heirs(self, long long now_ns)
     cdef Member heir(self, object learner)
@@ -66,6 +67,7 @@ cdef class Membership:
     cdef int observe(self, Member member, long long now_ns, unsigned long long local_step) except -1
     cdef double slowest_launchable_s(self)
     cdef tuple current_keys(self)
+    cdef tuple without(self, Py_ssize_t fragment)
 
 
 cdef double slowest_step_time_s(list members) noexcept

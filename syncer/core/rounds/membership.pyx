@@ -55,13 +55,17 @@ cdef double LEAP = 4.0                           # of the estimate, at most, in 
 
 
 cdef class Member:
-    """One connection of a learner. Kept by a round's slot after it has gone (`connected` False)."""
+    """One connection of a learner. Kept by a round's slot after it has gone (`connected` False).
+
+    Large: who it is, what it has been sent, and the times that tell whether it is alive.
+    """
 
     def __cinit__(self, learner, generation):
         self.learner = learner
         self.generation = generation
         self.key = (learner, generation)
         self.connected = True
+        self.kept = frozenset()
         self.step_time_s = -1.0
         self.life_ns = LONG_AGO
         self.first_ns = NEVER
@@ -141,12 +145,14 @@ cdef class Membership:
         return self.current[member.learner] is member
 
     # rule 2.1
-    cdef Member admit(self, object learner, object generation, long long now_ns):
+    cdef Member admit(self, object learner, object generation, long long now_ns,
+                      frozenset kept=frozenset()):
         """Register an accepted HELLO; it supersedes the current member without closing it.
 
         The wire has refused ids outside of the roster; one more look, since lists are not checked.
         """
         cdef Member member = Member(learner, generation)
+        member.kept = kept
         if not 0 <= member.learner < len(self.current):
             raise InvariantViolation(f"{member!r} is outside of 0..{len(self.current) - 1}")
         self.members[member.key] = member
@@ -322,5 +328,14 @@ cdef class Membership:
         cdef Member member
         for member in self.current:
             if member is not None:
+                found.append(member.key)
+        return tuple(found)
+
+    cdef tuple without(self, Py_ssize_t fragment):
+        """Those of them that did not bring this fragment with them."""
+        cdef list found = []
+        cdef Member member
+        for member in self.current:
+            if member is not None and fragment not in member.kept:
                 found.append(member.key)
         return tuple(found)

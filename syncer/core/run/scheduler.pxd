@@ -8,6 +8,8 @@ cdef class Scheduler(Waiting):
     cdef int handle(self, object event) except -1
     cdef int run_timers(self) except -1
     cdef int on_hello(self, object event) except -1
+    cdef frozenset kept_of(self, object event)
+    cdef object run_state(self)
     cdef int on_misfit(self, object event) except -1
     cdef int turn_away(self, object event) except -1
     cdef int welcome(self, Member member) except -1

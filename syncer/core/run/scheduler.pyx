@@ -37,6 +37,12 @@ rule 2.5. An older connection that is to be current again (rule 2.4, rule 2.7) g
     brings. But before the start, if its initial values were dropped meanwhile, it is closed without
     an ERROR instead. Its learner dials again and gives them anew.
 
+rule 3.10. A learner that comes back, after an outage or to a process that went on from a file, has
+    most fragments already, and knows of which version of which process. What is current of them is
+    kept: it counts as delivered, and no byte of it is sent. Before the start that is left out of
+    the first broadcasts, later its connection passes over it in every catch-up. Nothing is kept of
+    a run that has made its last step: the final cut is whole, since it is compared as a whole.
+
 rule 7.4. The worker's answer makes a round ready; the payloads it was computed from go back.
 
 rule 13.5. A HELLO while a run is ending stays unanswered, so that its learner dials again and finds
@@ -57,9 +63,12 @@ from syncer.core.run.phases cimport Handler, Phase, handler_of
 from syncer.core.run.waits cimport Waiting
 from syncer.errors import InvariantViolation
 from syncer.exits import Exit
+from syncer.protocol import RunState
 
 cdef int FAILED = Exit.FAILED
 cdef int NOT_RESUMABLE = Exit.NOT_RESUMABLE
+cdef object WAITING = RunState.WAITING, RUNNING = RunState.RUNNING
+cdef object FINISHING = RunState.FINISHING
 cdef object ROUND = act.SaveKind.ROUND, FINAL = act.SaveKind.FINAL
 cdef object FINAL_STATE = act.SaveKind.FINAL_STATE, BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF
 
@@ -194,13 +203,36 @@ cdef class Scheduler(Waiting):
             self.open_session(event.fragments)
             self.fingerprint = event.fingerprint
             self.initialized = [False] * self.fragments
-        member = self.members.admit(event.learner, event.generation, self.now_ns)
-        self.emit(act.Admit(event.connection, event.learner, event.generation))
+        member = self.members.admit(event.learner, event.generation, self.now_ns,
+                                    self.kept_of(event))
+        self.emit(act.Admit(event.connection, event.learner, event.generation, self.run_state(),
+                            self.global_step, tuple([(fragment, self.versions[fragment])
+                                                     for fragment in sorted(member.kept)])))
         merges, _, tokens = self.ledger.get(event.learner, (0, 0, 0))
         self.log("INFO", "learner connected", {
             "learner": event.learner, "generation": event.generation, "step": self.global_step,
             "merges": merges, "tokens": tokens})
         return self.welcome(member)
+
+    # rule 3.10
+    cdef frozenset kept_of(self, object event):
+        """The fragments of which a HELLO has the current version, and is not to be sent it."""
+        cdef Py_ssize_t fragment
+        cdef list found = []
+        if len(event.kept) == self.fragments and self.run_state() is not FINISHING:
+            for fragment in range(self.fragments):
+                if (self.initialized[fragment]
+                        and event.kept[fragment] == self.versions[fragment]):
+                    found.append(fragment)
+        return frozenset(found)
+
+    cdef object run_state(self):
+        """Where the run is, in a word for learners."""
+        if self.phase == Phase.WAITING:
+            return WAITING
+        if self.phase == Phase.RUNNING or self.phase == Phase.CUTOFF:
+            return RUNNING
+        return FINISHING
 
     cdef int welcome(self, Member member) except -1:
         """What the phase has for a member that has just become current."""
@@ -338,7 +370,7 @@ cdef class Scheduler(Waiting):
     cdef int start_if_ready(self) except -1:
         """Every fragment is there and enough learners are: send the initial cut and begin."""
         cdef Py_ssize_t fragment
-        cdef tuple members
+        cdef tuple members, without
         cdef Py_ssize_t needed = 1 if self.lingers else self.policy.start_learners
         if self.members.current_count < needed or not all(self.initialized):
             return 0
@@ -353,5 +385,7 @@ cdef class Scheduler(Waiting):
         self.phase = Phase.RUNNING
         self.members.started(self.now_ns)
         for fragment in range(self.fragments):
-            self.emit(act.Broadcast(self.versions[fragment], fragment, members))
+            without = self.members.without(fragment)
+            if without:
+                self.emit(act.Broadcast(self.versions[fragment], fragment, without))
         return 0

@@ -40,6 +40,7 @@ MERGE = {
     "released": "ids whose slot was given up for a stale push",
     "joined": "ids that came into the round under way",
     "stats": "with `--merge-stats`: norms and cosines, see merge.md",
+    "reports": "a list: the newest report of each learner that is connected",
 }
 EVENTS = {
     "init": {
@@ -98,14 +99,22 @@ PARTS = {
         "attempt": "in which it was left out",
         "element": "first one of the fragment whose result was not finite with it",
     },
+    "reports": {
+        "id": "of the learner",
+        "loss": "of its training; null, as all of these, when it was not told or not finite",
+        "tokens_per_s": "tokens per second",
+        "lr": "its learning rate",
+        "goodput": "share of wall time in optimizer steps",
+    },
 }
 PARTS["responded_members"] = PARTS["missed_members"] = PARTS["expected_members"]
 
-OPTIONAL = {"carried", "excluded", "released", "joined", "stats", "sha256"}
+OPTIONAL = {"carried", "excluded", "released", "joined", "stats", "sha256", "reports"}
 """Only when it happened, or only on the tape of a server."""
 
-ADDED = {"sha256", "stats"}
-"""What the server adds to a record of the scheduler: digests and statistics of the arrays."""
+ADDED = {"sha256", "stats", "reports"}
+"""What the server adds to a record of the scheduler: digests and statistics of the arrays, and what
+learners have reported since the record before."""
 
 
 def misfit(record: Mapping[str, object]) -> str | None:
@@ -132,7 +141,7 @@ def markdown_table() -> str:
     rows = ["| key | of a merge, in this order |", "|---|---|"]
     rows += [f"| `{key}` | {_sometimes(key)}{meaning} |" for key, meaning in MERGE.items()]
     for title, part in (("`responders`", "responders"), ("`carried`", "carried"),
-                        ("`excluded`", "excluded")):
+                        ("`excluded`", "excluded"), ("`reports`", "reports")):
         rows += ["", f"| key | of an entry of {title} |", "|---|---|"]
         rows += [f"| `{key}` | {meaning} |" for key, meaning in PARTS[part].items()]
     rows += ["", "| `event` | other keys |", "|---|---|"]

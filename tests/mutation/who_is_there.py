@@ -1,0 +1,64 @@
+"""Mistakes at the door: who is let in, and what is believed of how he introduces himself."""
+
+from __future__ import annotations
+
+from tests.mutation.mistake import broken
+
+DOOR = broken(
+    "wire/hello.py",
+    ("14.1", "any MAC is good", "if not hmac.compare_digest(hello_mac(key, body), mac):",
+     "if False:"),
+    ("14.2", "a learner beyond the roster is let in", "if learner >= learners:",
+     "if learner > learners:"),
+) + broken(
+    "wire/identity.py",
+    ("14.3", "another profile is as good", "if hello.profile_hash == pins.profile_hash:",
+     "if True:"),
+    ("14.4", "an island may be any island", "if hello.contract == expected:", "if True:"),
+    ("14.5", "the layout is not compared", "    if identity == found:\n",
+     "    if identity._replace(shape=()) == found._replace(shape=()):\n"),
+) + broken(
+    "server/door.py",
+    ("14.7", "a long HELLO stops everybody", "if len(payload) <= HELLO_INLINE_MAX:", "if True:"),
+) + broken(
+    "server/capacity.py",
+    ("14.9", "learners are let in whose sockets do not fit",
+     "return self.rest - sockets >= STRANGERS_MIN", "return True"),
+) + broken(
+    "server/promised.py",
+    ("14.11", "nobody looks at what stands still",
+     "            if now_ns - self.stood[message][1] >= INCOMPLETE_NS:", "            if False:"),
+) + broken(
+    "server/run_session.py",
+    ("14.10", "the newest connection of a learner that has too many is ended",
+     "older.pop(0).end(", "group.end("),
+    ("14.10", "a learner has as many connections as it likes",
+     "if len(older) >= CONNECTIONS_MAX:", "if False:"),
+) + broken(
+    "server/service.py",
+    ("14.8", "a strict run ends by whom no run would take",
+     "resumed is not None and pins_refusal(claim, self.pins) is None:", "resumed is not None:"),
+)
+INTRODUCTIONS = broken(
+    "server/introducing.py",
+    ("3.10", "what another process has sent counts as this one's",
+     "held is not None and lineage.kept(*held, held.version)", "held is not None"),
+    ("17.1", "who is waited for is told that the run is under way",
+     "action.state, PROGRAM", "1, PROGRAM"),
+    ("17.5", "names of the parameters are not kept",
+     "if extension.names is not None:", "if False:"),
+) + broken(
+    "server/telling.py",
+    ("17.2", "a notice waits for nothing", "        elif now_ns < due_ns:", "        elif False:"),
+) + broken(
+    "server/reporting.py",
+    ("17.4", "every report is taken", "now_ns - last.at_ns >= REPORT_PAUSE_NS:", "True:"),
+) + broken(
+    "server/door.py",
+    ("17.3", "who knows a generation has its parameters",
+     "if not is_proved(data_hello, key):", "if False:"),
+) + broken(
+    "server/run_session.py",
+    ("17.6", "pulls overtake broadcasts in a strict run",
+     "return self.parts.config.fixed_roster and hello.extension is None", "return False"),
+)
