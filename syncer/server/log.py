@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from syncer.server import shortened
 from syncer.server.loop import Loop
 from syncer.server.restraint import Restraint
 from syncer.streams import Backlog, one_line
@@ -96,6 +97,7 @@ class Log:
         """One line: `text`, then the fields. `level` is a name of the logging module."""
         if LEVELS[level] < self.threshold:
             return
+        text, fields = shortened.in_text(text), shortened.in_fields(fields)
         if self.restraint is None or self.restraint.admits(level, text, fields):
             self._write(level, text, fields)
 

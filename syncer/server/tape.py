@@ -11,6 +11,7 @@ import os
 from typing import Any, Protocol
 
 from syncer.errors import SyncerError
+from syncer.server import shortened
 from syncer.server.log import Log, MakeWriter
 from syncer.streams import Backlog
 
@@ -86,7 +87,9 @@ class Recorder:
                 raise
 
     def write(self, fields: dict[str, Any]) -> None:
-        if self.aside is None or self.aside.put(record_line(fields)) or self.full:
+        if self.aside is None:
+            return
+        if self.aside.put(record_line(shortened.in_record(fields))) or self.full:
             return
         self.full = True
         self.log.warning("event tape takes nothing: records are lost until it does",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import numpy as np
 
 from syncer.protocol import CHUNK_HEAD, Msg
 from syncer.server import door, promised, run_session
+from syncer.server.shortened import short
 from syncer.wire import encode, messages
 from syncer.wire.frames import FrameReader
 from tests.e2e.scripted import ScriptedLearner, ServerThread, layout_of, wait_until
@@ -22,6 +24,12 @@ def finish_alone(learner: ScriptedLearner) -> None:
     learner.push(learner.pull(), ONES)
     learner.finish()
     learner.close()
+
+
+def data_socket_error(port: int, stream: int, generation: int) -> str:
+    with ScriptedLearner(port, 0, SMALL, connect=False, generation=generation) as other:
+        other.control = other.dial_data(stream)
+        return other.error()
 
 
 # ------------------------------------------------------------------------------- data sockets
@@ -41,19 +49,13 @@ def test_data_sockets_may_come_before_their_hello(tmp_path):
 
 
 def test_data_sockets_that_do_not_fit_their_group(tmp_path):
-    def error_of(learner, stream, generation=None):
-        with ScriptedLearner(server.port, 0, SMALL, streams=0, connect=False,
-                             generation=generation) as other:
-            other.control = other.dial_data(stream)
-            return other.error()
-
     with ServerThread(tmp_path) as server:
         with ScriptedLearner(server.port, 0, SMALL, streams=1) as learner:
             learner.send_init([ONES])
             pull = learner.pull()
             generation = learner.hello.generation
-            assert "out of bounds" in error_of(learner, 1, generation)
-            assert "duplicate data stream index" in error_of(learner, 0, generation)
+            assert "out of bounds" in data_socket_error(server.port, 1, generation)
+            assert "duplicate data stream" in data_socket_error(server.port, 0, generation)
             learner.push(pull, ONES)
             learner.finish()
         assert server.wait() == 0
@@ -105,14 +107,36 @@ def test_a_message_that_waits_for_a_socket_which_never_comes(tmp_path, monkeypat
 
 
 # ------------------------------------------------------------------- connections of one learner
+def test_neither_log_nor_tape_shows_a_whole_generation(tmp_path):
+    """Who reads it there could dial as a data socket of that connection."""
+    tape, used = tmp_path / "tape", []
+    with ServerThread(tmp_path, event_tape=str(tape)) as server:
+        for _ in range(2):
+            learner = server.learner(0, SMALL, streams=1)
+            used.append(learner.hello.generation)
+            assert "out of bounds" in data_socket_error(server.port, 1, used[-1])
+            with ScriptedLearner(server.port, 0, SMALL, generation=used[-1]) as twice:
+                assert twice.error().startswith(f"duplicate connection generation {used[-1]} ")
+        finish_alone(learner)
+        assert server.wait() == 0
+        text = server.log.text()
+    records = [json.loads(line) for line in tape.read_text().splitlines()]
+    pushed = [entry["generation"] for record in records for entry in record.get("responders", ())]
+    assert set(pushed) == {used[1] >> 32}
+    assert f'"generation": "{short(used[1])}"' in text
+    for generation in used:
+        for written in (str(generation), f"{generation:x}"):
+            assert written not in text + tape.read_text()
+
+
 def test_a_learner_has_at_most_four_connections(tmp_path):
     with ServerThread(tmp_path) as server:
         learners = [server.learner(0, SMALL, streams=1) for _ in range(9)]
         for learner in learners:
-            server.log.wait("learner connected", generation=learner.hello.generation)
+            server.log.wait("learner connected", generation=short(learner.hello.generation))
         for learner in learners[:5]:
             learner.ended()
-            server.log.wait("connection ended", generation=learner.hello.generation)
+            server.log.wait("connection ended", generation=short(learner.hello.generation))
         left = [generation for _, generation in server.server.session.groups]
         assert left == [learner.hello.generation for learner in learners[5:]]
         finish_alone(learners.pop())
@@ -129,7 +153,7 @@ def test_an_older_connection_that_still_speaks_is_another_process(tmp_path, monk
     with ServerThread(tmp_path) as server:
         def connected():
             learner = server.learner(0, SMALL)
-            server.log.wait("learner connected", generation=learner.hello.generation)
+            server.log.wait("learner connected", generation=short(learner.hello.generation))
             return learner
 
         first, second = connected(), connected()
@@ -156,7 +180,7 @@ class Elsewhere(ScriptedLearner):
 def test_a_learner_that_comes_from_elsewhere_is_told_of_at_once(tmp_path):
     with ServerThread(tmp_path) as server:
         first = server.learner(0, SMALL)
-        server.log.wait("learner connected", generation=first.hello.generation)
+        server.log.wait("learner connected", generation=short(first.hello.generation))
         with Elsewhere(server.port, 0, SMALL) as second:
             line = server.log.wait(TWICE)
             assert line["level"] == "warning"

@@ -13,6 +13,7 @@ import pytest
 from syncer.errors import ConfigError
 from syncer.protocol import DTYPE_BF16, HASH_BYTES, Msg
 from syncer.server import door, merging
+from syncer.server.shortened import short
 from syncer.wire import encode, messages
 from syncer.wire.contracts import rl_contract
 from tests.e2e.scripted import (
@@ -208,7 +209,7 @@ def test_a_large_hello_makes_a_session_and_equal_ones_share_its_layout(tmp_path,
         assert {group.hello.layout for group in groups} == {MANY}
         assert sum(name.startswith("syncer-worker") for name in readers) >= 1
         alone = ScriptedLearner(server.port, 0, MANY, key=b"k")
-        server.log.wait("learner connected", generation=alone.hello.generation)
+        server.log.wait("learner connected", generation=short(alone.hello.generation))
         assert not readers[-1].startswith("syncer-worker")
         assert refused(server.port, 0, MANY, key=b"other").startswith("HELLO authentication")
         for learner in (*learners, alone):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from syncer.protocol import Msg
+from syncer.server.shortened import short
 from syncer.wire import encode, messages
 from tests.e2e.scripted import ServerThread, layout_of, wait_until
 
@@ -88,9 +89,9 @@ def test_a_learner_whose_hello_was_overtaken_is_in_the_rounds_again(tmp_path):
         first.send_init(ZEROS)
         abandoned = server.learner(1, SMALL)
         generation = abandoned.hello.generation
-        server.log.wait("learner connected", generation=generation)
+        server.log.wait("learner connected", generation=short(generation))
         abandoned.close()
-        server.log.wait("learner disconnected", generation=generation)
+        server.log.wait("learner disconnected", generation=short(generation))
         lives.send(encode.encode_heartbeat(messages.Heartbeat(1, 1)))
         server.log.wait("older connection is current again", learner=1)
         for step in (1, 2, 3):
@@ -107,7 +108,7 @@ def test_learner_0_comes_back_in_the_middle_of_its_inits(tmp_path):
     with ServerThread(tmp_path, total_steps=1) as server:
         old = server.learner(0, SMALL)
         new = server.learner(0, SMALL)
-        server.log.wait("learner connected", generation=new.hello.generation)
+        server.log.wait("learner connected", generation=short(new.hello.generation))
         old.send_init([np.full(4, 9, np.float32), np.full(3, 9, np.float32)])
         new.send_init(ONES)
         pull = new.pull()
@@ -121,12 +122,12 @@ def test_initial_values_that_were_overtaken_come_again_on_a_new_connection(tmp_p
     """62b: the connection is ended without an ERROR, which the learner could not survive."""
     with ServerThread(tmp_path, total_steps=1) as server:
         lives = server.learner(0, SMALL)
-        server.log.wait("learner connected", generation=lives.hello.generation)
+        server.log.wait("learner connected", generation=short(lives.hello.generation))
         abandoned = server.learner(0, SMALL)
-        server.log.wait("learner connected", generation=abandoned.hello.generation)
+        server.log.wait("learner connected", generation=short(abandoned.hello.generation))
         lives.send_init(ZEROS)
         abandoned.close()
-        server.log.wait("learner disconnected", generation=abandoned.hello.generation)
+        server.log.wait("learner disconnected", generation=short(abandoned.hello.generation))
         lives.send(encode.encode_heartbeat(messages.Heartbeat(0, 1)))
         lives.ended()
         assert lives.seen == []

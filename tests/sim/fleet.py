@@ -36,7 +36,7 @@ from tests.sim.neglect import Neglect
 from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
 from tests.sim.server import SimServer
 from tests.sim.system import LogLines, Scarce, SimSystem, SimTape
-from tests.sim.told import check_tape
+from tests.sim.told import check_generations, check_tape
 
 RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
@@ -99,6 +99,8 @@ class Fleet:
         self.fault_gap_ns = world.between(50, 5000) * MS
         self.faults_end_ns = int(world.between(1, 4 if self.large else 60) * SECOND)
         self.marks: set[str] = set()
+        self.generations: set[int] = set()
+        """Of all HELLOs."""
         self.disk = Disk(world, world.between(1, 5000))
         if self.config.checkpoint_path or self.config.final_state:
             self.disk.fault_chance = rng.choice([0, 0, 0.05, 0.3])
@@ -151,6 +153,7 @@ class Fleet:
 
     def hello(self, learner: int, generation: int) -> Hello:
         """What a learner of this run says."""
+        self.generations.add(generation)
         return Hello(learner, generation, self.dtype, self.layout, self.fingerprint, self.contract,
                      self.profile, self.settings["streams"], self.group)
 
@@ -444,6 +447,7 @@ class Fleet:
         for words, mark in SAID.items():
             if words in said:
                 self.marks.add(mark)
+        check_generations(self)
         if not server.complete:
             assert "no learner is connected" in server.exit_text, server.exit_text
             assert not self.config.fixed_roster

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from syncer.core.run import tape_keys
+
+LONG_NUMBER = re.compile(rb"\d{11,}")
 
 
 def records(fleet: Any) -> list[dict[str, Any]]:
@@ -16,6 +19,13 @@ def records(fleet: Any) -> list[dict[str, Any]]:
         found = [record for record in found if record.get("step", 0) <= step]
         at = end
     return found
+
+
+def check_generations(fleet: Any) -> None:
+    """Nobody can read a whole generation in the log or on the tape."""
+    numbers = LONG_NUMBER.findall(b"".join(fleet.lines.lines) + bytes(fleet.tape.data))
+    shown = fleet.generations & {int(number) for number in numbers}
+    assert not shown, f"a generation is told whole: {shown}"
 
 
 def check_tape(fleet: Any) -> None:

@@ -104,7 +104,7 @@ cdef class Member:
         self.sample_step = local_step
 
     def __repr__(self):
-        return f"Member({self.learner}.{self.generation})"
+        return f"Member({self.learner}, generation={self.generation})"
 
 
 cdef double slowest_step_time_s(list members) noexcept:

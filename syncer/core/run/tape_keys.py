@@ -71,7 +71,7 @@ EVENTS = {
 """By the value of the first key, `event`."""
 
 PARTS = {
-    "expected_members": {"id": "of the learner", "generation": "of its connection"},
+    "expected_members": {"id": "of the learner", "generation": "of its connection, shortened"},
     "responders": {
         "id": "of the learner",
         "generation": "of the connection that pushed",
