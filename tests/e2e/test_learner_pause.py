@@ -34,20 +34,24 @@ def heard_by_now(peer) -> list[Heartbeat]:
 
 
 @pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("streams", [0, 2])
-def test_a_pause_is_heard_while_the_gil_is_held(server, seconds, streams):
-    with learner_of(server, model(), learner_id=1, num_streams=streams) as learner:
-        peer = server.accept()
-        for _ in range(3):
-            learner.step(1)
-        peer.receive(Heartbeat, heartbeats=True)
-        peer.waiting.clear()
+def test_a_pause_is_heard_while_the_gil_is_held(server, seconds):
+    """Of a learner without data sockets, and of one with two beside it."""
+    with (
+        learner_of(server, model(), learner_id=1, num_streams=0) as bare,
+        learner_of(server, model(), learner_id=2, num_streams=2) as striped,
+    ):
+        peers = [server.accept(), server.accept()]
+        for peer, learner in zip(peers, (bare, striped), strict=True):
+            for _ in range(3):
+                learner.step(1)
+            peer.receive(Heartbeat, heartbeats=True)
+            peer.waiting.clear()
         hold_the_gil(seconds)
-        heard = heard_by_now(peer)
-        assert len(heard) >= seconds / 2 - 1, "about one a second"
-        assert len({beat.local_step for beat in heard}) == 1, "no sample of a step"
-        assert heard[0].local_step <= 3
-        assert learner.step(1).step == 4
+        for heard in [heard_by_now(peer) for peer in peers]:
+            assert len(heard) >= seconds / 2 - 1, "about one a second"
+            assert len({beat.local_step for beat in heard}) == 1, "no sample of a step"
+            assert heard[0].local_step <= 3
+        assert [bare.step(1).step, striped.step(1).step] == [4, 4]
 
 
 def test_a_learner_that_has_made_no_step_is_heard(server):
