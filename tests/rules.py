@@ -73,6 +73,9 @@ ELSEWHERE = {
              "unit/test_server_introductions.py::test_one_report_a_second_is_kept"],
     "17.5": [f"{INTRODUCTIONS}::test_names_of_learner_0_go_into_the_checkpoint"],
     "17.6": [f"{INTRODUCTIONS}::test_in_a_strict_run_nothing_overtakes_a_broadcast"],
+    "17.7": [f"{HELLO}::test_a_refusal_names_both_runs_as_far_as_they_are_known",
+             f"{HELLO}::test_a_hello_of_another_run",
+             "e2e/test_server_runs.py::test_two_fleets_with_the_same_ids_on_one_port"],
     "14.8": [f"{RESUME}::test_what_no_run_would_take_does_not_end_a_strict_one"],
 }
 """Rule -> tests that are no scenarios, relative to tests/."""

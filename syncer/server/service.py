@@ -34,7 +34,14 @@ from syncer.server.system import Signals, System
 from syncer.server.tape import Recorder, Tape
 from syncer.streams import complain
 from syncer.wire.hello import Claim, Hello
-from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch, pins_refusal
+from syncer.wire.identity import (
+    Identity,
+    Pins,
+    identity_refusal,
+    is_of_another_run,
+    mismatch,
+    pins_refusal,
+)
 
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
@@ -132,7 +139,8 @@ class Server:
     @property
     def identity(self) -> Identity | None:
         """Of the session, or of what was resumed before it has one."""
-        return self.persistence.identity if self.session is None else self.session.identity
+        identity = self.persistence.identity if self.session is None else self.session.identity
+        return None if identity is None else identity.of_run(self.persistence.lineage.run)
 
     @property
     def layout(self) -> Layout | None:
@@ -146,8 +154,9 @@ class Server:
         refusal = identity_refusal(self.identity, claim, self.pins)
         resumed = self.persistence.identity
         if refusal is not None and resumed is not None and pins_refusal(claim, self.pins) is None:
+            resumed = resumed.of_run(self.persistence.lineage.run)
             misfit = mismatch(resumed, claim)
-            if misfit is not None:
+            if misfit is not None and not is_of_another_run(resumed, claim):
                 self.handle(events.Misfit(misfit))
         return refusal
 

@@ -2,6 +2,10 @@
 
 Pure functions from values to a refusal text or None; must not keep the session itself. In the order
 of rule 14.3 to rule 14.5: what this server asks of everybody, then what a session has in common.
+
+The name of a run is in its contract, so that nobody compares names: two runs differ in their
+contracts, whoever knows that they have names. A refusal says them, as far as they are known, and
+somebody who has lost his way ends no run but his own (rule 17.7).
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from typing import NamedTuple
 
 from syncer.layout import Layout
 from syncer.protocol import DTYPES
-from syncer.wire.contracts import rl_contract
+from syncer.wire.contracts import rl_contract, run_contract
 from syncer.wire.encode import encode_layout
 from syncer.wire.hello import Claim, Hello
 from syncer.wire.layout import LayoutBytes, scan_layout
@@ -35,11 +39,19 @@ class Identity(NamedTuple):
     """An empty one and none at all are the same."""
     step: int | None = None
     """Of the checkpoint that states it, None for a HELLO."""
+    run: str | None = None
+    """The name in its contract, "" if there is none; None: not known. It is not compared."""
 
     @classmethod
     def of_hello(cls, hello: Hello | Claim) -> Identity:
         return cls(hello.fingerprint, hello.contract, hello.layout, hello.dtype,
-                   hello.profile_hash, hello.compat_group or "").in_bytes()
+                   hello.profile_hash, hello.compat_group or "", run=run_of(hello)).in_bytes()
+
+    def of_run(self, name: str) -> Identity:
+        """The same, of the run that is known to have this name; of "" nothing is known."""
+        if name:
+            return self._replace(run=name)
+        return self._replace(run="") if self.contract == self.fingerprint else self
 
     def in_bytes(self) -> Identity:
         """The same, so that to compare it with a HELLO takes no objects of the layout."""
@@ -56,7 +68,7 @@ class Identity(NamedTuple):
         if isinstance(other.shape, tuple) and _sums(shape) == _sums(other.shape):
             assert isinstance(shape, LayoutBytes)  # it is a HELLO's
             shape = shape.numels()
-        return Identity(self.fingerprint, self.contract, shape, step=other.step)
+        return Identity(self.fingerprint, self.contract, shape, step=other.step, run=self.run)
 
 
 class Pins(NamedTuple):
@@ -68,6 +80,8 @@ class Pins(NamedTuple):
     """Whether a HELLO must carry it."""
     island: bytes | None = None
     """The identity that every contract must be made from, see `rl_contract`."""
+    run: str | None = None
+    """The name that every contract must be made with, see `run_contract`."""
 
 
 def identity_refusal(
@@ -82,7 +96,25 @@ def identity_refusal(
 
 def pins_refusal(hello: Hello | Claim, pins: Pins) -> str | None:
     """Text of the ERROR for a HELLO that no session of this syncer would have."""
-    return _profile_refusal(hello, pins) or _island_refusal(hello, pins.island)
+    return _profile_refusal(hello, pins) or _contract_refusal(hello, pins)
+
+
+def run_of(hello: Hello | Claim) -> str | None:
+    """The name of the run that a HELLO is meant for, "" for one without a name, None if it does
+    not say."""
+    if hello.extension is not None and hello.extension.run is not None:
+        return hello.extension.run.name
+    return "" if hello.contract == hello.fingerprint else None
+
+
+# rule 17.7
+def is_of_another_run(identity: Identity, hello: Hello | Claim) -> bool:
+    """Whether one of both has a name, and the other one another name or none."""
+    found = run_of(hello)
+    if found is None and identity.run and (
+            run_contract(hello.fingerprint, identity.run) == hello.contract):
+        found = identity.run
+    return bool(identity.run or found) and identity.run != found
 
 
 # rule 14.5
@@ -97,10 +129,12 @@ def mismatch(identity: Identity, hello: Hello | Claim) -> str | None:
     if identity.compat_group != found.compat_group:
         ours, theirs = (i.compat_group or UNDECLARED_GROUP for i in (identity, found))
         return f"session mismatch: 兼容组不同：{ours} 对 {theirs}，容差未标定"
-    if identity == found:
+    if identity._replace(run=None) == found._replace(run=None):
         return None
     source = "" if identity.step is None else f" (the checkpoint at step {identity.step})"
-    return f"session mismatch: expected {_described(identity)}{source}; got {_described(found)}"
+    named = bool(identity.run or found.run)
+    return (f"session mismatch: expected {_described(identity, named)}{source}; got "
+            f"{_described(found, named)}")
 
 
 # rule 14.3
@@ -122,17 +156,28 @@ def _profile_refusal(hello: Hello | Claim, pins: Pins) -> str | None:
 
 
 # rule 14.4
-def _island_refusal(hello: Hello | Claim, island: bytes | None) -> str | None:
-    """With a pinned island identity, the contract must be the RL contract made from it."""
-    if island is None:
+def _contract_refusal(hello: Hello | Claim, pins: Pins) -> str | None:
+    """The contract must be made from the pinned island and with the pinned name."""
+    if pins.island is None and pins.run is None:
         return None
-    expected = rl_contract(hello.fingerprint, island)
+    claim = None if hello.extension is None else hello.extension.run
+    if pins.island is not None:
+        base = rl_contract(hello.fingerprint, pins.island)
+    else:
+        base = hello.fingerprint if claim is None else claim.base
+    name = pins.run or (None if claim is None else claim.name)
+    expected = base if name is None else run_contract(base, name)
     if hello.contract == expected:
         return None
-    return (
-        f"session mismatch: expected session_contract_hash={expected.hex()} (pinned island "
-        f"contract), got session_contract_hash={hello.contract.hex()}"
-    )
+    pinned = "" if pins.island is None else " (pinned island contract)"
+    return (f"session mismatch: expected {_contract(expected, name)}{pinned}, got "
+            f"{_contract(hello.contract, None if name is None else run_of(hello))}")
+
+
+def _contract(contract: bytes, run: str | None) -> str:
+    """A contract, and its run if that is known."""
+    return f"session_contract_hash={contract.hex()}" + (
+        "" if run is None else f" (run {run})" if run else " (no run)")
 
 
 def _sums(shape: LayoutBytes | Layout | tuple[int, ...]) -> tuple[int, int]:
@@ -143,10 +188,10 @@ def _sums(shape: LayoutBytes | Layout | tuple[int, ...]) -> tuple[int, int]:
     return len(numels), sum(numels)
 
 
-def _described(identity: Identity) -> str:
-    """What an identity states, for the ERROR."""
+def _described(identity: Identity, named: bool) -> str:
+    """What an identity states, for the ERROR; named: its run as well, as far as that is known."""
     fragments, elements = _sums(identity.shape)
-    facts = [f"session_contract_hash={identity.contract.hex()}",
+    facts = [_contract(identity.contract, identity.run if named else None),
              f"fingerprint={identity.fingerprint.hex()}"]
     if identity.dtype is not None:
         facts.append(f"dtype={DTYPES[identity.dtype]}")

@@ -7,10 +7,11 @@ import pytest
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
-from syncer.wire.contracts import rl_contract
+from syncer.wire.contracts import rl_contract, run_contract
 from syncer.wire.encode import encode_hello
+from syncer.wire.extension import Extension, RunClaim
 from syncer.wire.hello import Hello, parse_hello
-from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch
+from syncer.wire.identity import Identity, Pins, identity_refusal, is_of_another_run, mismatch
 
 LAYOUT = Layout((FragmentLayout(RDA, (4,)),))
 HELLO = Hello(1, 9, DTYPE_F32, LAYOUT, b"f" * 32, b"c" * 32, num_streams=3)
@@ -337,3 +338,86 @@ def test_the_whole_text_of_a_mismatch():
         f"session mismatch: expected {both} dtype=f32 fragments=1 elements=4 profile=none; "
         f"got {both} dtype=q4 fragments=2 elements=8 profile={'6f' * 32}"
     )
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+ISLAND = b"\x77" * 32
+
+
+def of_run(name: str | None, base: bytes | None = None, *, told: bool = True) -> Hello:
+    """A HELLO of a run, with the block that says so, or as one that was only given the contract."""
+    base = HELLO.fingerprint if base is None else base
+    if name is None:
+        return HELLO._replace(contract=base, extension=Extension() if told else None)
+    return HELLO._replace(contract=run_contract(base, name), extension=Extension(
+        run=RunClaim(base, name)) if told else None)
+
+
+def run_refusal(hello: Hello, run: str | None = None, island: bytes | None = None) -> str | None:
+    return identity_refusal(None, hello, Pins(OWN, run=run, island=island))
+
+
+@pytest.mark.parametrize(("hello", "run", "island"), [
+    (of_run("blue"), None, None), (of_run(None), None, None),
+    (of_run("blue"), "blue", None), (of_run("blue", told=False), "blue", None),
+    (of_run("blue", OTHER), "blue", None), (of_run("blue", OTHER), None, None),
+    (of_run("blue", rl_contract(HELLO.fingerprint, ISLAND)), "blue", ISLAND),
+    (of_run("blue", rl_contract(HELLO.fingerprint, ISLAND)), None, ISLAND),
+    (of_run("blue", rl_contract(HELLO.fingerprint, ISLAND), told=False), "blue", ISLAND),
+    (of_run(None, rl_contract(HELLO.fingerprint, ISLAND)), None, ISLAND),
+])
+def test_who_belongs_to_a_run(hello, run, island):
+    assert run_refusal(hello, run, island) is None
+
+
+@pytest.mark.parametrize(("hello", "run", "island", "got"), [
+    (of_run("red"), "blue", None, " (run red)"),
+    (of_run(None), "blue", None, " (no run)"),
+    (of_run(None, told=False), "blue", None, " (no run)"),
+    (of_run("red", told=False), "blue", None, ""),
+    (of_run("blue"), "blue", ISLAND, " (run blue)"),
+    (of_run("blue"), None, ISLAND, " (run blue)"),
+    (of_run("blue", rl_contract(HELLO.fingerprint, ISLAND), told=False), None, ISLAND, ""),
+    (of_run("red", rl_contract(HELLO.fingerprint, ISLAND)), "blue", ISLAND, " (run red)"),
+    (of_run(None, rl_contract(HELLO.fingerprint, ISLAND)), "blue", ISLAND, ""),
+])
+def test_who_does_not(hello, run, island, got):
+    base = HELLO.fingerprint if island is None else rl_contract(HELLO.fingerprint, island)
+    name = run or (hello.extension and hello.extension.run and hello.extension.run.name)
+    expected = base if name is None else run_contract(base, name)
+    text = run_refusal(hello, run, island)
+    named = "" if name is None else f" (run {name})"
+    assert text.startswith(f"session mismatch: expected session_contract_hash={expected.hex()}"
+                           f"{named}")
+    assert text.endswith(f"got session_contract_hash={hello.contract.hex()}{got}")
+
+
+def test_a_refusal_names_both_runs_as_far_as_they_are_known():
+    blue, red, nameless = of_run("blue"), of_run("red"), of_run(None, told=False)
+    given = of_run("red", told=False)
+    for one, two, ours, theirs in ((blue, red, " (run blue)", " (run red)"),
+                                   (blue, nameless, " (run blue)", " (no run)"),
+                                   (nameless, blue, " (no run)", " (run blue)"),
+                                   (blue, given, " (run blue)", ""),
+                                   (given, blue, "", " (run blue)"),
+                                   (nameless, given, "", "")):
+        text = session_refusal(one, two)
+        assert f"expected session_contract_hash={one.contract.hex()}{ours} fingerprint=" in text
+        assert f"got session_contract_hash={two.contract.hex()}{theirs} fingerprint=" in text
+    # Once somebody has said how the session is called, it is.
+    identity = Identity.of_hello(given).of_run("red")
+    assert f"{given.contract.hex()} (run red) " in mismatch(identity, blue)
+    assert mismatch(identity, red) is None
+
+
+@pytest.mark.parametrize(("name", "hello", "another"), [
+    ("blue", of_run("red"), True), ("blue", of_run(None), True),
+    ("blue", of_run("red", told=False), True), ("blue", of_run("blue"), False),
+    ("blue", of_run("blue", told=False), False), ("", of_run("blue"), True),
+    ("", of_run("blue", told=False), False), ("", of_run(None), False),
+])
+def test_a_hello_of_another_run(name, hello, another):
+    own = of_run(name or None, told=False)
+    identity = Identity(own.fingerprint, own.contract, LAYOUT, step=7).of_run(name)
+    assert is_of_another_run(identity, hello) is another
