@@ -143,6 +143,9 @@ MEANINGS = {
         "it has no fsync for directories (SMB, some in user space); said once, a power failure may "
         "bring the file before back",
     "background checkpoint failed": "the last good one stays; the next is tried as ever",
+    "report of a spent budget refused":
+        "a learner says that it has made `steps` steps, and that is not what the run expects: its "
+        "connection ends; see how it is started",
     "learner-budget cutoff checkpoint written": "every learner has spent its budget",
     "final state written": "the file of `--final-state` is complete",
     "final state not written":

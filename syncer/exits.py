@@ -18,8 +18,8 @@ class Exit(IntEnum):
                "written")
     FAILED = 1, ("the run failed: a learner did not acknowledge the final cut or report its budget "
                  "in time, nobody was left at the end, nothing finite was left to merge, a stale "
-                 "push with `--max-base-lag 0`, a BUDGET_DONE that does not fit the run, the final "
-                 "state could not be written, or a defect of the program")
+                 "push with `--max-base-lag 0`, the final state could not be written, or a defect "
+                 "of the program")
     UNUSABLE = 2, "a flag, variable, file or path cannot be used; nothing was bound"
     NOT_BINDABLE = 3, "the address is in use or cannot be listened on"
     NOT_RESUMABLE = 4, ("the checkpoint of `--resume` cannot be used; one is there, and neither "

@@ -170,7 +170,7 @@ class Watch:
     def on_close(self, action):
         member = (action.learner, action.generation)
         assert member in self.connected, f"{action} of a connection that is not there"
-        assert not self.initial, f"{action} although the run has begun"
+        assert action.told or not self.initial, f"{action} although the run has begun"
 
     def on_record(self, action):
         problem = misfit(action.fields)

@@ -65,12 +65,13 @@ class Refuse(NamedTuple):
 
 
 class Close(NamedTuple):
-    """End a member's connection group without an ERROR, so that its learner dials again."""
+    """End a member's connection group: without an ERROR its learner dials again."""
 
     learner: int
     generation: int
     reason: str
-    """For the log."""
+    """For the log, and for the ERROR if the learner is `told`."""
+    told: bool = False
 
 
 class Release(NamedTuple):

@@ -54,7 +54,8 @@ class Outgoing:
         self.pool = BufferPool()
         self.versions: WeakValueDictionary[tuple[int, int, int], WireVersion] = (
             WeakValueDictionary())
-        self.commit_ns: int | None = None
+        self.begun_ns: dict[int, int] = {}
+        """Of steps whose broadcast is to come: when their commit began."""
         self.behind: deque[tuple[Callable[[Any], None], Any]] = deque()
         """A broadcast that waits for memory, and what goes out after it."""
         self.lacking: Timer | None = None
@@ -87,10 +88,9 @@ class Outgoing:
         """A round of this fragment has closed: its broadcast comes soon."""
         self.catchups.merging(self.sizes[fragment])
 
-    def commit_begins(self) -> None:
+    def commit_begins(self, step: int) -> None:
         """A step is about to be durable or seen: its `Synced` counts the time from here."""
-        if self.commit_ns is None:
-            self.commit_ns = self.loop.now_ns()
+        self.begun_ns.setdefault(step, self.loop.now_ns())
 
     def catch_up(self, action: actions.CatchUp) -> None:
         group = self._group((action.learner, action.generation), "catch-up")
@@ -120,9 +120,9 @@ class Outgoing:
         self.catchups.broadcast(self.sizes[action.fragment], groups)
         for group in groups:
             group.pump()
-        if self.commit_ns is not None:
-            elapsed_ns, self.commit_ns = self.loop.now_ns() - self.commit_ns, None
-            self.handle(events.Synced(action.version, elapsed_ns))
+        begun_ns = self.begun_ns.pop(action.version, None)
+        if begun_ns is not None:
+            self.handle(events.Synced(action.version, self.loop.now_ns() - begun_ns))
 
     def _wait_for_memory(self, action: actions.Broadcast, error: MemoryError) -> None:
         """Nothing goes out before this does; what has no use is given back for it."""

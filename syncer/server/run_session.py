@@ -209,7 +209,7 @@ class RunSession:
     def _close(self, action: actions.Close) -> None:
         group = self.find(action.learner, action.generation)
         if group is not None:
-            group.end(action.reason)
+            group.end(action.reason, action.reason if action.told else None)
 
     def _left(self, group: Group, reason: str, refusal: str | None) -> None:
         """Everything that came from a group which has ended is handed on."""
@@ -243,12 +243,12 @@ class RunSession:
                        elements=action.payload.numel, sha256=digest)
 
     def _publish(self, action: actions.Publish) -> None:
-        self.outgoing.commit_begins()
+        self.outgoing.commit_begins(action.step)
         self.merging.publish(action.step)
 
     def _save(self, action: actions.Save) -> None:
         if action.kind is SaveKind.ROUND and action.step > 0:
-            self.outgoing.commit_begins()
+            self.outgoing.commit_begins(action.step)
         self.parts.persistence.save(
             action, self.merging.cut(action), self.hello,
             lambda outcome: self.parts.loop.post(self._saved, outcome))

@@ -50,13 +50,19 @@ def test_the_cutoff_is_written_and_goes_on_in_a_second_run(tmp_path):
         assert server.wait() == 0
 
 
-def test_another_number_of_steps_ends_the_run(tmp_path):
+def test_another_number_of_steps_ends_its_connection_and_not_the_run(tmp_path):
+    """Its learner dials again, knows better, and the run ends as it should."""
     with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(tmp_path / "c"),
                       learner_budget_steps=STEPS) as server:
         learner = server.learner(0, SMALL)
         learner.send_init([ONES])
         learner.pull(1)
         report(learner, STEPS - 1)
-        learner.ended()
-        assert server.wait() == 1
-        server.log.wait(f"BUDGET_DONE({STEPS - 1})", level="error")
+        assert learner.error() == (f"BUDGET_DONE({STEPS - 1}) of learner 0: expected {STEPS} "
+                                   "steps, as --learner-budget-steps says")
+        server.log.wait("report of a spent budget refused", level="warning", learner=0,
+                        steps=STEPS - 1)
+        again = server.learner(0, SMALL)
+        report(again)
+        again.ended()
+        assert server.wait() == 0

@@ -256,13 +256,18 @@ def test_a_stale_push_ends_a_run_with_lag_0(tmp_path):
     assert record["metric"] == "rejected_stale_updates"
 
 
-def test_budget_done_without_a_budget_ends_the_run(tmp_path):
-    with ServerThread(tmp_path) as server:
-        learner = server.learner(0, SMALL)
-        learner.send(encode.encode_budget_done(messages.BudgetDone(5)))
-        learner.ended()
-        assert server.wait() == 1
-        server.log.wait("BUDGET_DONE", level="error")
+def test_budget_done_without_a_budget_ends_its_connection_and_not_the_run(tmp_path):
+    """The learner beside it trains to the end."""
+    with ServerThread(tmp_path, learners=2, start_learners=1, quorum=1) as server:
+        learner, wrong = server.learner(0, SMALL), server.learner(1, SMALL)
+        wrong.send(encode.encode_budget_done(messages.BudgetDone(5)))
+        assert wrong.error() == ("BUDGET_DONE(5) of learner 1: the run has no "
+                                 "--learner-budget-steps")
+        server.log.wait("report of a spent budget refused", level="warning", learner=1)
+        learner.send_init([ZEROS])
+        learner.push(learner.pull(), ZEROS)
+        learner.finish()
+        assert server.wait() == 0
 
 
 def test_a_final_state_that_cannot_be_written(tmp_path):

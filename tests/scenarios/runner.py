@@ -203,7 +203,8 @@ class Scenario:
             f" {a.state.name.lower()} at t{a.step}, kept {[p for p, _ in a.kept]}"
             if a.kept else ""),
         act.Refuse: lambda s, a: f"refuse connection {a.connection}: {a.text}",
-        act.Close: lambda s, a: f"close {a.learner}.{a.generation}: {a.reason}",
+        act.Close: lambda s, a: (
+            f"{'tell off' if a.told else 'close'} {a.learner}.{a.generation}: {a.reason}"),
         act.Release: lambda s, a: f"release {a.payload}",
         act.AdoptInit: lambda s, a: f"adopt p{a.fragment} = {a.payload.value:g}",
         act.CatchUp: lambda s, a: f"catch-up {a.learner}.{a.generation}",

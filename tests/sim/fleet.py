@@ -54,7 +54,7 @@ SAID = {
 """Words of the log, and the rare path that they speak of."""
 EXPLAINED = {
     "not acknowledged in time": "", "nothing finite": "overflow",
-    "BUDGET_DONE": "false_report", "with --max-base-lag 0": "stale",
+    "with --max-base-lag 0": "stale",
     "session mismatch": "stranger: a HELLO in a strict run",
 }
 """What the last sentence of a failed run may say, and the fault or mark that must explain it."""
@@ -338,7 +338,8 @@ class Fleet:
         self.marks.add("a learner was refused")
         text = str(error)
         twice = "duplicate connection generation" in text and "stranger" in self.faults
-        assert (learner.misconfigured or "garbage" in self.faults or twice
+        false = "BUDGET_DONE" in text and "false_report" in self.faults
+        assert (learner.misconfigured or "garbage" in self.faults or twice or false
                 or (self.other_history and "other bytes" in text)), (
                     f"learner {learner.learner}: {error}")
 

@@ -302,8 +302,8 @@ class SimLearner:
 
     def ghost(self) -> None:
         """A connection that it has given up: only now its HELLO comes, and nothing after it."""
-        if self.link is None or self.fleet.config.learner_budget_steps:
-            return                                # whose report must be of the newest
+        if self.link is None:
+            return
         hello = self.fleet.hello(self.learner, self.world.rng.getrandbits(64) | 1)
         wire = Wire(self.fleet.network, 0, lambda data: None, lambda: None)
         wire.write(encode_hello(hello, self.fleet.key))
@@ -320,8 +320,7 @@ class SimLearner:
         The two HELLOs may overtake each other, and then the abandoned connection is the newer one.
         """
         old = self.link
-        budget = self.fleet.config.learner_budget_steps  # whose report must be of the newest
-        if old is None or budget or self.session.ended:
+        if old is None or self.session.ended:
             return
         self.link = None
         self.session.lost(self.session.connection)

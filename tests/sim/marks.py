@@ -160,4 +160,4 @@ class Marks:
         self.found.add(f"notice: {action.code.name}")
 
     def on_close(self, action: act.Close) -> None:
-        self.found.add("closed to get the initial values again")
+        self.found.add("told off" if action.told else "closed to get the initial values again")

@@ -148,6 +148,7 @@ def test_memory_that_is_lacking_for_a_broadcast_is_waited_for(pipeline):
     assert 44 < over["waited_s"] < 46
     assert {line["reason"] for line in lines_of(fleet, "push rejected")} <= {"OutOfRound"}, "late"
     assert not lines_of(fleet, "connection ended")
+    assert [line["step"] for line in lines_of(fleet, "outer step")] == list(range(1, 31))
 
 
 def test_a_signal_does_not_wait_for_memory():

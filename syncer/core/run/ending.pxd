@@ -24,6 +24,7 @@ cdef class Ending(Committing):
     cdef int acknowledged(self, object event) except -1
     cdef int final_cut_overdue(self) except -1
     cdef int budget_done(self, object event) except -1
+    cdef str budget_problem(self, object event)
     cdef int close_gate(self) except -1
     cdef int budget_saved(self) except -1
     cdef int budget_overdue(self) except -1

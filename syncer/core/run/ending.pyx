@@ -22,8 +22,10 @@ rule 12.8. A supervisor starts a run again that is over, and must see it end wel
 rule 11.1. The first BUDGET_DONE closes a gate: open rounds are dropped whole, and nothing is
     launched, merged or committed any more. A benchmark compares runs by what was merged when the
     budget was spent; a round that is open then belongs to no run.
-rule 11.2. A report that the run cannot trust ends it with status 1: no budget was set, the step
-    count is another one, its sender is not its learner's newest generation, nothing has begun yet.
+rule 11.2. A report that the run cannot trust is refused: no budget was set, the step count is
+    another one, its sender is not its learner's newest generation, nothing has begun yet. It ends
+    its own connection and nothing else: one learner that counts wrongly must not cost the others
+    their run, and who never reports is found out by its lease.
 rule 11.3. Every learner has a lease of --quorum-timeout-s from then on, renewed by each sign of
     progress that is within the budget. One that runs out ends the run with status 1.
 rule 11.4. When all have reported, an unmarked checkpoint is written once, and the run ends with
@@ -187,25 +189,34 @@ cdef class Ending(Committing):
     # rule 11.2
     cdef int budget_done(self, object event) except -1:
         """A BUDGET_DONE, of a learner that did what it was asked for or of one that did not."""
-        cdef str who = f"BUDGET_DONE({event.steps}) of learner {event.learner}"
-        if not self.policy.learner_budget_steps:
-            return self.end(FAILED, f"{who}: the run has no --learner-budget-steps")
-        if event.steps != self.policy.learner_budget_steps:
-            return self.end(FAILED, f"{who}: expected {self.policy.learner_budget_steps} steps, as "
-                            "--learner-budget-steps says")
-        if not (0 <= event.learner < self.policy.learners
-                and (event.generation == self.members.newest[event.learner]
-                     or event.generation == self.members.latest[event.learner])):
-            return self.end(FAILED, f"{who} comes from generation {event.generation}, which has "
-                            "been superseded")
-        if self.phase == Phase.WAITING:
-            return self.end(FAILED, f"{who} before the run had begun: there is nothing to save")
+        cdef str problem = self.budget_problem(event)
+        if problem is not None:
+            self.warn("report of a spent budget refused", {
+                "learner": event.learner, "generation": event.generation, "steps": event.steps,
+                "reason": problem})
+            return self.emit(act.Close(event.learner, event.generation, (
+                f"BUDGET_DONE({event.steps}) of learner {event.learner}: {problem}"), told=True))
         if self.phase == Phase.RUNNING:
             self.close_gate()
         self.budget.report(event.learner)
         if self.budget.complete() and self.saves.outstanding is not BUDGET_CUTOFF:
             return self.save(BUDGET_CUTOFF)
         return 0
+
+    cdef str budget_problem(self, object event):
+        """Why a report cannot be trusted, or None."""
+        if not self.policy.learner_budget_steps:
+            return "the run has no --learner-budget-steps"
+        if event.steps != self.policy.learner_budget_steps:
+            return (f"expected {self.policy.learner_budget_steps} steps, as "
+                    "--learner-budget-steps says")
+        if (event.generation != self.members.newest[event.learner]
+                and event.generation != self.members.latest[event.learner]):
+            return (f"generation {event.generation} has been superseded; report on the newest "
+                    "connection, or try again later")
+        if self.phase == Phase.WAITING:
+            return "the run has not begun: there is nothing to save"
+        return None
 
     # rule 11.1
     cdef int close_gate(self) except -1:
