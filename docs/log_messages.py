@@ -54,6 +54,10 @@ MEANINGS = {
     "training is complete: whoever asks is given the final parameters":
         "`--resume auto` found a finished run: it ends with status 0, after `seconds` at the "
         "latest if nobody asks",
+    "reader connected":
+        "somebody is sent cuts of the run and gives nothing to it; `readers` are there now",
+    "reader has a cut": "the parameters after this step are with its kernel",
+    "reader left": "its connection has ended, after so many `cuts`",
     "connection refused": "a socket was turned away, and told why",
     "learner has introduced itself":
         "`client` is what it says it is; `kept` fragments of it are current and not sent again",

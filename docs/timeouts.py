@@ -60,6 +60,8 @@ ROWS = (
     Row(SERVER, "a catch-up of which the peer acknowledges nothing",
         "syncer/server/catchups.py:STALLED_NS",
         "its turn goes to the next (rule 15.3); after `--write-timeout-s` the connection ends"),
+    Row(SERVER, "readers that still take the final cut, after everything else",
+        "syncer/server/service.py:READERS_END_NS", "the process ends"),
     Row(SERVER, "a broadcast for which there is no memory",
         "syncer/server/outgoing.py:LACKING_NS", "tried again; a WARN"),
     Row(SERVER, "and every", "syncer/server/outgoing.py:SAY_AGAIN_NS", "a WARN again"),

@@ -26,7 +26,7 @@ HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
                   r" *(?:cdef|cpdef|def)\b[^\n(]*?(\w+)\(", re.MULTILINE)
 DOOR, CONNECTIONS = "e2e/test_server_door.py", "e2e/test_server_connections.py"
 HELLO = "unit/test_wire_hello.py"
-TURNS = "sim/test_catchups.py"
+TURNS, READERS = "sim/test_catchups.py", "e2e/test_server_readers.py"
 INTRODUCTIONS = "e2e/test_server_introductions.py"
 CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
 ELSEWHERE = {
@@ -43,6 +43,10 @@ ELSEWHERE = {
     "15.2": [f"{TURNS}::test_32_joiners_do_not_choke_those_who_train",
              f"{TURNS}::test_many_slow_links_are_served_side_by_side"],
     "15.3": [f"{TURNS}::test_a_dead_link_in_front_gives_its_turn_away"],
+    "15.4": [f"{TURNS}::test_readers_wait_for_whoever_joins"],
+    "15.5": [f"{READERS}::test_a_slow_reader_skips_cuts_and_each_is_whole",
+             f"{READERS}::test_who_follows_gets_every_cut_and_the_final_one"],
+    "15.6": [f"{READERS}::test_the_final_cut_of_a_large_run_is_waited_for_as_long_as_it_is_taken"],
     "4.4": ["unit/test_core_formulas.py::test_launch_interval"],
     "6.8": ["unit/test_core_formulas.py::test_grace_examples"],
     "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],
@@ -58,6 +62,9 @@ ELSEWHERE = {
     "14.6": [f"{RESUME}::test_in_a_strict_run_such_a_learner_ends_it"],
     "14.7": [f"{DOOR}::test_rounds_go_on_while_a_large_hello_is_read",
              f"{DOOR}::test_a_large_hello_makes_a_session_and_equal_ones_share_its_layout"],
+    "14.12": [f"{READERS}::test_a_reader_needs_the_key_and_a_recorded_hello_is_none",
+              f"{READERS}::test_readers_have_their_number_of_places",
+              f"{READERS}::test_a_reader_of_another_run_is_told_both_names"],
     "14.11": [f"{CONNECTIONS}::test_a_message_that_waits_for_a_socket_which_never_comes"],
     "14.10": [f"{CONNECTIONS}::test_a_learner_has_at_most_four_connections",
               f"{CONNECTIONS}::test_a_learner_that_comes_from_elsewhere_is_told_of_at_once"],

@@ -203,6 +203,10 @@ class Config:
         "joined a run under way; others wait for their turn", metavar="N",
         unset="as many as slow no broadcast of a round down to more than 1.5 times"))
 
+    max_readers: int = setting(default=8, row=Option(
+        "network", Whole(0, 4096), "readers (syncer pull) at a time, 0: none; one on a slow link "
+        "may hold 4 bytes per parameter", metavar="N"))
+
     # -------------------------------------------------------------------------------------- rounds
     quorum: int = setting(default=1, row=Option(
         "rounds", Whole(1, U32), "pushes that make a round mergeable", metavar="K",

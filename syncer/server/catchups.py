@@ -20,6 +20,8 @@ rule 15.2. While a broadcast of an open round is on its way nothing of a catch-u
     every 100 ms. A member that was caught up and is waited for by a round is served like any other.
 rule 15.3. A turn in which the peer acknowledges nothing for two seconds goes to the next in line: a
     dead link in front must not keep the others out. Its member goes to the end, with what it got.
+rule 15.4. Readers stand behind everybody who joins, whenever he comes, and are served like them
+    otherwise. No round waits for what they are sent, so none of it goes before its turn.
 """
 
 from __future__ import annotations
@@ -65,13 +67,14 @@ NAMED = 8
 
 
 class Turn:
-    """A member's place in the line. `begun`: its catch-up is queued."""
+    """A member's place in the line. `begun`: its catch-up is queued. `reads`: it is a reader, who
+    is behind every member, and through when its queue is empty."""
 
-    __slots__ = ("acknowledged", "begun", "group", "progress_ns", "since_ns")
+    __slots__ = ("acknowledged", "begun", "group", "progress_ns", "reads", "since_ns")
 
-    def __init__(self, group: Group, now_ns: int):
+    def __init__(self, group: Group, now_ns: int, reads: bool = False):
         self.group = group
-        self.begun = False
+        self.begun = self.reads = reads
         self.since_ns = self.progress_ns = now_ns
         self.acknowledged = 0
 
@@ -230,13 +233,29 @@ class CatchUps:
         now_ns = self.loop.now_ns()
         if not self.line:
             self.headroom.judged_ns = now_ns
-        turn = self.line[group] = Turn(group, now_ns)
+        turn = Turn(group, now_ns)
+        members = {each: other for each, other in self.line.items() if not other.reads}
+        self.line = members | {group: turn} | self.line
         group.grant(0)
         self._serve()
         if not (turn.begun or group.ended):
-            ahead = [other.learner for other in self.line if other is not group]
+            ahead = [other.learner for other in members if other in self.line]
             self.log.info("catch-up waits for its turn", learner=group.learner,
                           generation=group.generation, behind=named(ahead))
+
+    # rule 15.4
+    def read(self, group: Group, queue: Callable[[], object]) -> None:
+        """`queue()` gives a reader something to send, which goes in its turn."""
+        if group in self.line:
+            queue()
+        else:
+            group.grant(0)
+            queue()
+            now_ns = self.loop.now_ns()
+            if not self.line:
+                self.headroom.judged_ns = now_ns
+            self.line[group] = Turn(group, now_ns, reads=True)
+        self._serve()
 
     def waits(self, group: Group) -> bool:
         """Whether it is sent nothing before its turn."""
@@ -322,7 +341,7 @@ class CatchUps:
             moved |= turn.acknowledged != group.sent - in_flight
             if turn.acknowledged != group.sent - in_flight or not (in_flight or group.blocked):
                 turn.acknowledged, turn.progress_ns = group.sent - in_flight, now_ns
-            if group.outbox.awaited():
+            if group.outbox.awaited() and not turn.reads:
                 group.grant(-1)
             else:
                 may_send = place < at_once and is_open
@@ -382,8 +401,8 @@ class CatchUps:
                 self.headroom.measured(flight)
         for turn in list(self.line.values()):
             outbox = turn.group.outbox
-            if turn.group.ended or (
-                    turn.begun and not outbox.catching_up and not outbox.trailing):
+            if turn.group.ended or (outbox.empty if turn.reads else (
+                    turn.begun and not outbox.catching_up and not outbox.trailing)):
                 self.leave(turn.group)
         self._pass_on(now_ns)
         self.headroom.judge(now_ns, len(self.line) > self.at_once)

@@ -63,6 +63,9 @@ class Host(Protocol):
     def layout(self) -> Layout | None:
         """Of the session."""
 
+    def take_reader(self, channel: Channel, claim: Claim) -> None:
+        """Somebody who reads is let in. Raises RemoteProtocolError, with nothing done."""
+
     def identity_refusal(self, claim: Claim) -> str | None:
         """Text of the ERROR for a HELLO that does not belong to this run, else None."""
 
@@ -234,7 +237,10 @@ class Door:
         """A HELLO is read: who belongs to the run gets the session's layout, and the first one of a
         run gives it."""
         if claim.extension is not None and claim.extension.role is not Role.LEARNER:
-            raise RemoteProtocolError("this syncer serves no readers (--max-readers 0)")
+            self.host.take_reader(stranger.channel, claim)
+            self.forget(stranger)
+            stranger.channel.resume()
+            return
         refusal = self.host.identity_refusal(claim)
         if refusal is not None:
             raise RemoteProtocolError(refusal)

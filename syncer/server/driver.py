@@ -52,7 +52,8 @@ class Driver:
     """Events in their order, each one's actions carried out before the next event is looked at.
 
     `owners` carry out actions; a session brings more with `add_owners`. `ending` is set once the
-    scheduler has said `Exit`; from then on events are ignored.
+    scheduler has said `Exit`; from then on events are ignored. `carried_out` is called behind every
+    event, when what it led to is done.
     """
 
     def __init__(self, scheduler: Scheduler, loop: Loop, owners: Owners,
@@ -62,6 +63,7 @@ class Driver:
         self.carry_out: dict[type, Callable[[Any], object]] = {actions.Exit: self._exit, **owners}
         self.waiting: deque[events.Event] = deque()
         self.stepping = False
+        self.carried_out: Callable[[], object] = lambda: None
         if watch is not None:
             watch.begin(scheduler)
 
@@ -98,6 +100,7 @@ class Driver:
             event.payload.settle()
         if self.watch is not None:
             self.watch.after(event, given)
+        self.carried_out()
 
     def deadline_ns(self) -> int | None:
         """When `tick_if_due` is due at the latest; None if only an event can change anything."""

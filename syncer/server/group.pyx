@@ -35,11 +35,12 @@ cdef class Group(Owner):
     """The control socket and the data sockets of one (learner, generation).
 
     in_order: tensors go out over the control socket alone, so that nothing overtakes them.
+    limits: of what may come in, if not what a learner of this layout may send.
 
     Large: half of its attributes say who the group is, the others what is under way on it.
     """
 
-    def __init__(self, Channel control, hello, Reports reports, bint in_order=False):
+    def __init__(self, Channel control, hello, Reports reports, bint in_order=False, limits=None):
         self.loop = control.loop
         self.control = control
         self.hello = hello
@@ -49,7 +50,8 @@ cdef class Group(Owner):
         self.streams = [control]
         self.outbox = Outbox(len(hello.layout.fragments))
         self.in_order = in_order
-        self.limits = Limits.for_server(hello.layout, hello.dtype, extended=self.extended)
+        self.limits = limits or Limits.for_server(
+            hello.layout, hello.dtype, extended=self.extended)
         self.reassembly = Reassembly(self.limits)
         self.heard_ns = self.loop.now_ns()
         control.owner = self

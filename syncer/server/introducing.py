@@ -11,6 +11,7 @@ from syncer import __version__
 from syncer.checkpoint.lineage import Lineage
 from syncer.config import Config
 from syncer.core import actions
+from syncer.protocol import RunState
 from syncer.server.group import Group
 from syncer.server.persistence import Persistence
 from syncer.wire.extended import Welcome, encode_welcome
@@ -36,12 +37,18 @@ def welcome(group: Group, action: actions.Admit, config: Config, lineage: Lineag
     for fragment, version in action.kept:
         group.outbox.keep(fragment, version)
     kept = dict(action.kept)
-    group.outbox.frame(encode_welcome(Welcome(
-        lineage.epoch, lineage.instance, action.step, config.total_steps + lineage.renumbered,
-        config.learners, config.quorum if config.quorum_capacity is None else 0,
-        config.sync_interval_steps, action.state, PROGRAM, lineage.run, lineage.renumbered,
-        tuple(fragment in kept for fragment in range(group.outbox.fragments)))))
+    group.outbox.frame(greeting(config, lineage, action.step, action.state, tuple(
+        fragment in kept for fragment in range(group.outbox.fragments))))
     group.pump()
+
+
+def greeting(config: Config, lineage: Lineage, step: int, state: RunState,
+             kept: tuple[bool, ...] = ()) -> bytes:
+    """The frame of a WELCOME; a reader keeps nothing."""
+    return encode_welcome(Welcome(
+        lineage.epoch, lineage.instance, step, config.total_steps + lineage.renumbered,
+        config.learners, config.quorum if config.quorum_capacity is None else 0,
+        config.sync_interval_steps, state, PROGRAM, lineage.run, lineage.renumbered, kept))
 
 
 # rule 17.5

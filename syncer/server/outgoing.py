@@ -24,7 +24,7 @@ from syncer.server.catchups import CatchUps
 from syncer.server.group import Group
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
-from syncer.server.wire_version import WireVersion
+from syncer.server.wire_version import Source, WireVersion
 from syncer.wire.encode import encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
 from syncer.wire.messages import Manifest, Pull
@@ -52,7 +52,7 @@ class Outgoing:
         self.store, self.find, self.loop, self.log, self.handle = store, find, loop, log, handle
         self.free_spares = free_spares
         self.pool = BufferPool()
-        self.versions: WeakValueDictionary[tuple[int, int, int], WireVersion] = (
+        self.versions: WeakValueDictionary[tuple[int, int, int, int], WireVersion] = (
             WeakValueDictionary())
         self.begun_ns: dict[int, int] = {}
         """Of steps whose broadcast is to come: when their commit began."""
@@ -158,12 +158,16 @@ class Outgoing:
 
     def final_cut(self, action: actions.SendFinal) -> None:
         group = self._group((action.learner, action.generation), "final cut")
-        cut = self._all(Msg.FINAL_FRAGMENT, group)
+        cut = self.final_images(group)
         if group is not None and cut:
             manifest = Manifest(action.step, tuple(version.version for version in cut))
             group.outbox.final_cut(cut, encode_manifest(manifest))
             self.catchups.leave(group)
             group.pump()
+
+    def final_images(self, group: Group | None) -> list[WireVersion]:
+        """The final cut for a group; nothing if there is none, or no memory, which ends it."""
+        return self._all(Msg.FINAL_FRAGMENT, group)
 
     def shutdown(self, action: actions.SendShutdown) -> None:
         for member in action.members:
@@ -194,10 +198,13 @@ class Outgoing:
             return []
 
     def _version(self, kind: Msg, fragment: int) -> WireVersion:
-        """The current version on the wire: one for everybody who needs it at the time."""
-        source = self.store.current(fragment)
-        key = int(kind), fragment, source.version
+        return self.wire(kind, self.store.current(fragment), self.dtype)
+
+    def wire(self, kind: Msg, source: Source, dtype: int) -> WireVersion:
+        """A version on the wire: one for everybody who needs it in this form at the time. Raises
+        MemoryError."""
+        key = int(kind), source.fragment, source.version, bulk_dtype(dtype)
         version = self.versions.get(key)
         if version is None:
-            version = self.versions[key] = WireVersion(kind, source, self.dtype, self.pool)
+            version = self.versions[key] = WireVersion(kind, source, dtype, self.pool)
         return version

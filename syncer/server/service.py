@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import signal
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 
 from syncer.checkpoint.atomic import WriteError
+from syncer.checkpoint.lineage import Lineage
 from syncer.config import Config
 from syncer.core import actions, events
 from syncer.core.run.phases import Phase
@@ -21,6 +22,7 @@ from syncer.exits import NO_FAILURES, Exit
 from syncer.layout import Layout
 from syncer.server.addresses import BindError, listen, reachable
 from syncer.server.capacity import USUAL_SOCKETS, Capacity
+from syncer.server.conn import Channel
 from syncer.server.door import Door
 from syncer.server.driver import Driver, InvariantsWatch, RunEnd, Watch
 from syncer.server.farewell import Farewells
@@ -29,6 +31,7 @@ from syncer.server.introducing import versions_held
 from syncer.server.listener import Listener
 from syncer.server.log import Log
 from syncer.server.persistence import Persistence
+from syncer.server.readers import Readers, names_of
 from syncer.server.run_session import Parts, RunSession
 from syncer.server.system import Signals, System
 from syncer.server.tape import Recorder, Tape
@@ -42,9 +45,13 @@ from syncer.wire.identity import (
     mismatch,
     pins_refusal,
 )
+from syncer.wire.names import Names
 
 FLUSH_NS = 2 * 10**9
 """At the end, queued bytes get this long to leave; then peers get a `Farewell` to read them."""
+READERS_END_NS = 60 * 10**9
+"""Readers get so much longer for the final cut of a run, as long as they take some of it in every
+`FLUSH_NS`: nothing waits for them, but a process that has nothing else to do."""
 
 
 class Server:
@@ -98,6 +105,8 @@ class Server:
             actions.Notice: lambda action: None,  # nobody is there: the log has it
         }, watch or (InvariantsWatch() if self.system.checks() else None))
         self.session: RunSession | None = None
+        self.readers = Readers(self, config, self.log, self.capacity, self.farewells.say)
+        self.driver.carried_out = self.readers.look
         self.is_broken = False
         self.pins = Pins(config.profile_hash, config.require_profile_binding,
                          config.expected_island_contract)
@@ -147,6 +156,28 @@ class Server:
         """Of the session."""
         return None if self.session is None else self.session.hello.layout
 
+    @property
+    def scheduler(self) -> Scheduler:
+        """For those who only look."""
+        return self.driver.scheduler
+
+    @property
+    def names(self) -> Names | None:
+        """What the parameters are called, as far as it is known."""
+        known, session = self.persistence.names, self.session
+        if known is None or session is None:
+            return None
+        return names_of(session.hello.layout, known, session.hello.fingerprint)
+
+    @property
+    def lineage(self) -> Lineage:
+        return self.persistence.lineage
+
+    def take_reader(self, channel: Channel, claim: Claim) -> None:
+        """Somebody who reads is let in. Raises RemoteProtocolError, with nothing done."""
+        self.readers.check(claim)
+        self.readers.admit(channel, claim)
+
     # rule 14.8
     def identity_refusal(self, claim: Claim) -> str | None:
         """Text of the ERROR for a HELLO that does not belong to this run, else None. What no run of
@@ -176,8 +207,9 @@ class Server:
             self.handle(events.NoRoom(str(error)))
 
     def make_room(self, learner: int) -> None:
-        """End the oldest connection of a learner that dials again, if it has one."""
-        if self.session is not None:
+        """End the oldest connection of a learner that dials again, if it has one; a reader goes
+        before that."""
+        if not self.readers.give_way() and self.session is not None:
             self.session.make_room(learner)
 
     def find_group(self, learner: int, generation: int) -> Group | None:
@@ -287,7 +319,10 @@ class Server:
             self.session.ingest.close()
             self.session.outgoing.close()
             groups = self.session.open_groups
+        readers = self.readers.goodbye(trained=self.driver.ending.status == Exit.DONE)
+        groups += readers
         yield from self._until(lambda: all(group.flushed for group in groups), FLUSH_NS)
+        yield from self._until_read(readers)
         for group in groups:
             if not group.ended:
                 self.farewells.say(group.channels, group.control, [])
@@ -297,7 +332,8 @@ class Server:
         """Close every socket and thread, also what a defect during the goodbye has left open."""
         for farewell in list(self.farewells.open):
             farewell.close()
-        for group in [] if self.session is None else self.session.open_groups:
+        for group in [*([] if self.session is None else self.session.open_groups),
+                      *self.readers.groups]:
             group.outbox.drop()                   # what a peer that is gone would not take
             for channel in group.channels:
                 channel.close()
@@ -305,6 +341,16 @@ class Server:
         self.persistence.close()
         if self.session is not None:
             self.session.close()
+
+    def _until_read(self, groups: Sequence[Group]) -> Iterator[int | None]:
+        """The process stays while readers that take the final cut get on with it."""
+        end_ns = self.loop.now_ns() + READERS_END_NS
+        taken = -1
+        while not all(group.flushed for group in groups) and self.loop.now_ns() < end_ns:
+            before, taken = taken, sum(group.sent for group in groups)
+            if taken == before:
+                return
+            yield from self._until(lambda: all(group.flushed for group in groups), FLUSH_NS)
 
     def _until(self, reached: Callable[[], bool], limit_ns: int | None) -> Iterator[int | None]:
         deadline_ns = None if limit_ns is None else self.loop.now_ns() + limit_ns

@@ -7,26 +7,61 @@ version it keeps the parameters and nothing else, so that a slow reader holds no
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from syncer.kernels import encode_bf16
 from syncer.merge.buffers import BufferPool
-from syncer.merge.versions import FragmentVersion
 from syncer.protocol import DTYPE_F32, Msg, bulk_dtype
 from syncer.wire.encode import bcast_head, final_head
+
+
+class Source(Protocol):
+    """A published version of a fragment."""
+
+    @property
+    def fragment(self) -> int: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def params(self) -> np.ndarray: ...
+
+
+class Image(Protocol):
+    """What an outbox takes: a version as a message, of which `body[:end]` is final after
+    `ready(end)`."""
+
+    @property
+    def kind(self) -> Msg: ...
+
+    @property
+    def fragment(self) -> int: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def head(self) -> bytes: ...
+
+    @property
+    def body(self) -> memoryview: ...
+
+    def ready(self, end: int) -> None: ...
 
 
 class WireVersion:
     """A BCAST_FRAGMENT or FINAL_FRAGMENT: `kind`, `fragment`, `version`, `head`, `body`.
 
-    source: a published fragment version (`.fragment .version .params`). Bytes of `body` up to `n`
-    may be read after `ready(n)`. Encoded bytes land in memory of `pool`, which has it back when the
-    last view is gone.
+    Bytes of `body` up to `n` may be read after `ready(n)`. Encoded bytes land in memory of `pool`,
+    which has it back when the last view is gone.
     """
 
     __slots__ = ("__weakref__", "body", "encoded", "fragment", "head", "kind", "params", "version")
 
-    def __init__(self, kind: Msg, source: FragmentVersion, dtype: int, pool: BufferPool):
+    def __init__(self, kind: Msg, source: Source, dtype: int, pool: BufferPool):
         self.kind = kind
         self.params: np.ndarray | None = None
         """What is still to be encoded."""

@@ -339,8 +339,22 @@ CATCHUPS = broken(
      "group.grant(-1 if may_send else 0)"),
     ("15.2", "what is measured changes nothing", "if self.hurt:\n", "if False:\n"),
     ("15.3", "a dead link keeps its turn", "elif place < self.at_once <", "elif 1 < 0 <"),
+    ("15.4", "who joins stands behind the readers",
+     "self.line = members | {group: turn} | self.line", "self.line[group] = turn"),
+)
+READERS = broken(
+    "server/readers.py",
+    ("14.12", "a recorded HELLO of a reader is as good as its key",
+     "if claim.generation in self.generations:", "if False:"),
+    ("14.12", "there are as many readers as like", "if len(self.open) >= limit:", "if False:"),
+    ("15.5", "newer versions are mixed into a cut",
+     "reader.has[source.fragment] < source.version <= reader.target",
+     "reader.has[source.fragment] < source.version"),
+    ("15.5", "who follows gets no second cut", "        if self.follows:\n", "        if False:\n"),
+    ("15.6", "who follows gets no final cut", "if reader.cuts and not reader.follows:",
+     "if reader.cuts:"),
 )
 
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
              + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + INTRODUCTIONS
-             + CATCHUPS)
+             + CATCHUPS + READERS)

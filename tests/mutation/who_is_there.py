@@ -49,7 +49,7 @@ INTRODUCTIONS = broken(
     ("3.10", "what another process has sent counts as this one's",
      "held is not None and lineage.kept(*held, held.version)", "held is not None"),
     ("17.1", "who is waited for is told that the run is under way",
-     "action.state, PROGRAM", "1, PROGRAM"),
+     "action.step, action.state, tuple(", "action.step, RunState.RUNNING, tuple("),
     ("17.5", "names of the parameters are not kept",
      "if extension.names is not None:", "if False:"),
 ) + broken(

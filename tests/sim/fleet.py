@@ -18,7 +18,7 @@ from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.contracts import rl_contract
 from syncer.wire.hello import Hello
-from tests.sim import operator, scale, strangers
+from tests.sim import operator, reader, scale, strangers
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk
 from tests.sim.draw import (
@@ -117,6 +117,7 @@ class Fleet:
         self.server: SimServer = self.start(self.again(self.config), faultless=True)
         self.learners = [SimLearner(world, self, i, self.settings)
                          for i in range(self.config.learners)]
+        self.readers = reader.draw(self) if config is None else []
         self.neglect = Neglect(self)
         if self.faults:
             world.after(self.fault_gap_ns, self.fault)

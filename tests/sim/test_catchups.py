@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from statistics import median
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from syncer.layout import AVG, FragmentLayout, Layout
 from tests.sim.clock import MS, SECOND
 from tests.sim.fleet import Fleet
+from tests.sim.reader import SimReader
 from tests.sim.scale import scaled
 from tests.toy_driver import toy_config
 
@@ -182,3 +184,50 @@ def test_the_end_of_the_run_waits_for_no_turn():
         begun_ns = joining.fleet.world.now_ns
         joining.fleet.world.wait(lambda: joining.server.over)
         assert joining.fleet.world.now_ns - begun_ns < 5 * SECOND
+
+
+def reading(joining: Joining, count: int) -> list[SimReader]:
+    """Readers that follow, on links as slow as `network.ns_per_byte` is now, and do not vanish."""
+    found = []
+    for number in range(count):
+        dice = random.Random(number)
+        reader = SimReader(joining.fleet, dice)
+        reader.follows, reader.disturb = True, lambda wire: None
+        reader.dial()
+        found.append(reader)
+    return found
+
+
+def test_readers_wait_for_whoever_joins():
+    """The link of the learner carries as much as theirs; it is in long before they have a cut."""
+    joining = Joining(1, max_concurrent_catchups=1)
+    (late,) = joining.late
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        joining.fleet.network.capacity = 1 << 16
+        readers = reading(joining, 2)
+        world, line = joining.fleet.world, joining.server.server.session.outgoing.catchups.line
+        world.wait(lambda: len(line) == 2)
+        late.restart()
+        world.wait(lambda: late.learner in joining.held())
+        sent = [group.sent for group in line]
+        world.wait(lambda: joining.in_rounds(late.learner))
+        assert not any(reader.steps for reader in readers)
+        assert sum(group.sent for group in joining.server.server.readers.groups) - sum(
+            sent[1:]) < 1 << 18
+        world.wait(lambda: all(reader.steps for reader in readers))
+
+
+def test_eight_readers_do_not_choke_those_who_train():
+    joining = Joining(0)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        first = joining.scheduler.global_step
+        before = joining.rounds_ms(lambda: joining.scheduler.global_step >= first + 60)
+        readers = reading(joining, 8)
+        joining.fleet.world.wait(lambda: len(joining.server.server.readers.open) == 8)
+        first = joining.scheduler.global_step
+        during = joining.rounds_ms(lambda: joining.scheduler.global_step >= first + 200)
+        assert median(during) <= 1.5 * median(before), (median(before), median(during))
+        joining.rounds_ms(lambda: all(reader.steps for reader in readers))

@@ -35,8 +35,10 @@ ARROWS = {
     "checkpoint": {"errors", "kernels", "layout", "protocol", "gather", "ranges", "steps",
                    "streams"},
     "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "streams", "tcp"},
+    "reader": {"errors", "exits", "wire", "kernels", "layout", "protocol", "steps", "learner",
+               "checkpoint", "streams", "ranges"},
     "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",
-               "checkpoint", "protocol", "gather", "tcp", "streams"},
+               "checkpoint", "protocol", "gather", "tcp", "streams", "steps"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}
 # Which shelves of the demo a shelf of it may import, besides itself.
