@@ -15,7 +15,7 @@ from cpython.buffer cimport (
 )
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.math cimport sqrt
-from libc.stdint cimport SIZE_MAX, int64_t, uint8_t, uintptr_t
+from libc.stdint cimport int64_t, uint8_t, uintptr_t
 
 from syncer.kernels._merge cimport sm_fold_add, sm_merge, sm_norms, sm_total
 
@@ -82,10 +82,8 @@ cdef int check_threads(object threads) except -1:
 
 
 cdef size_t wire_bytes(int dtype, size_t n) except? 1:
-    """Bytes of n elements on the wire; an encoding never takes a single one. No memory holds so
-    many that the product could wrap around, and whoever names more is told."""
-    if n > SIZE_MAX // 8:
-        raise ValueError(f"{n} elements are more than any memory holds")
+    """Bytes of n elements, which are in memory, on the wire; an encoding never takes a single
+    one."""
     if dtype == SK_DTYPE_F32:
         return n * 4
     if dtype == SK_DTYPE_BF16:

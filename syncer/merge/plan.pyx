@@ -12,7 +12,7 @@ from syncer.kernels._merge cimport SK_BLOCK
 
 cdef enum:
     # A fragment gets one thread per this many elements: less is not worth waking one for.
-    THREAD_GRAIN = 2 * 16384
+    THREAD_GRAIN = 2 * SK_BLOCK
     # Pieces per thread: so many that the last one to finish is short. A tensor that is one piece or
     # less goes to one thread whole, without a barrier: on a machine that is busy otherwise, a
     # barrier waits for a thread that does not run (measured with 64 tensors of 1 Mi and a load of

@@ -43,8 +43,8 @@ def check_as_bf16(loaded: Sequence[Loaded]) -> None:
     """A checkpoint may be of another session: raises `ConfigError` if a parameter of it would reach
     the learners of this one as infinity."""
     for fragment, found in enumerate(loaded):
-        most = max(float(found.params.max()), -float(found.params.min()))
-        if most >= BF16_INFINITE:
+        most = max(float(found.params.max()), float(found.params.min()), key=abs)
+        if abs(most) >= BF16_INFINITE:
             raise ConfigError(
                 f"fragment {fragment} of the checkpoint holds a parameter of {most:g}, which bf16 "
                 f"rounds to infinity: resume it with learners whose dtype is f32")

@@ -17,10 +17,10 @@ from syncer.checkpoint.writer import write_checkpoint
 from syncer.config import Config
 from syncer.errors import ConfigError
 from syncer.layout import AVG, FragmentLayout, Layout
-from syncer.protocol import Msg
+from syncer.protocol import DTYPE_BF16, DTYPE_Q4, Msg
 from syncer.server.service import Server
 from syncer.wire import encode, messages
-from tests.checkpoint.cuts import names_in, version_of
+from tests.checkpoint.cuts import CONTRACT, FINGERPRINT, make_cut, names_in, version_of
 from tests.e2e.checkpointed import (
     STEPS,
     answer,
@@ -68,6 +68,27 @@ def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, undis
     assert (tmp_path / "c.step-4").exists(), "what was resumed from is the first of its past"
     first = tape_records(tape)[0]
     assert first == {"event": "resume", "step": 4, "fragments": 3, "learners": [0]}
+
+
+@pytest.mark.parametrize("dtype", [DTYPE_BF16, DTYPE_Q4])
+def test_values_that_bf16_cannot_carry_are_resumed_in_f32_only(tmp_path, dtype):
+    """They would reach the learners as infinity. Who says so loses its connection, nobody else."""
+    path, cut = tmp_path / "c", make_cut(3, layout=MIXED)
+    cut.fragments[1].params[2] = -3.4e38
+    write_checkpoint(path, cut)
+    which = {"fingerprint": FINGERPRINT, "contract": CONTRACT}
+    with (
+        ServerProcess(tmp_path, *flags(path, 1, "--resume"), steps=4) as server,
+        ScriptedLearner(server.port, 0, dtype=dtype, **which) as refused,
+    ):
+        assert refused.error() == (
+            "invalid HELLO: fragment 1 of the checkpoint holds a parameter of -3.4e+38, which bf16 "
+            "rounds to infinity: resume it with learners whose dtype is f32")
+        with ScriptedLearner(server.port, 0, **which) as learner:
+            answer(learner, learner.pull(4))
+            assert learner.versions == {0: 1, 1: 2, 2: 3}
+            learner.finish()
+        assert server.wait() == 0
 
 
 def test_late_joiners_after_a_resume(tmp_path, undisturbed):

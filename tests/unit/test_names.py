@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
+from syncer.kernels import SUM_BLOCK
+
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 500
 MEMBERS_MAX = 15
@@ -257,3 +259,11 @@ def test_a_large_class_is_found(found):
 def test_fields_of_a_record_are_not_counted():
     fields = "".join(f"    {name}: int\n" for name in MANY)
     assert large(written_in_python(Source("a.py", f"class Much(NamedTuple):\n{fields}"))) == []
+
+
+def test_the_block_of_the_blocked_sum_is_written_once():
+    """Whoever needs its size names it (SK_BLOCK, SUM_BLOCK): a number would not follow it."""
+    size = str(SUM_BLOCK)
+    none([str(path.relative_to(ROOT)) for room in ("merge", "kernels")
+          for path in (ROOT / "syncer" / room).glob("*.p*")
+          if size in path.read_text(encoding="utf-8")])
