@@ -10,6 +10,7 @@ import pytest
 
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.protocol import NoticeCode, RunState
+from syncer.server import shortened
 from syncer.wire import encode, messages
 from syncer.wire.extended import LearnerReport, NoticeText, Welcome, encode_report
 from syncer.wire.extension import Extension, Held
@@ -113,14 +114,14 @@ def test_who_comes_back_is_sent_only_what_has_changed(tmp_path):
         back.pull(2)  # late join: fragment 1 counts as delivered at version 0
         assert heard(back) == [welcome, (0, 1), messages.Pull(1, 2, 1)]
         back.close()
-        server.log.wait("learner disconnected", generation=back.hello.generation)
+        server.log.wait("learner disconnected", generation=shortened.short(back.hello.generation))
         whole = server.learner(1, TWO, extension=block(instance, 1, 0))
         assert whole.next().kept == (True, True)
         whole.pull(2)
         assert len(whole.seen) == 2
         # Of another process, or of a version that never was: nothing is believed.
         whole.close()
-        server.log.wait("learner disconnected", generation=whole.hello.generation)
+        server.log.wait("learner disconnected", generation=shortened.short(whole.hello.generation))
         liar = server.learner(1, TWO, extension=block(instance ^ 1, 1, 0))
         assert liar.next().kept == (False, False)
         liar.pull(2)
