@@ -249,6 +249,8 @@ class Learner:
         return self._status(applied, answered)
 
     def _apply_broadcasts(self) -> tuple[tuple[int, int], ...]:
+        if not self._session.broadcasts:
+            return ()  # nearly always; what comes at this moment is for the next boundary
         with self._client.lock:
             held = self._session.versions
             taken = self._session.take_broadcasts()
@@ -259,6 +261,8 @@ class Learner:
         return tuple((bcast.fragment, bcast.version) for bcast in taken)
 
     def _answer_pulls(self) -> tuple[tuple[int, int], ...]:
+        if not self._session.pulls:
+            return ()
         with self._client.lock:
             due = self._session.due_pulls()
         answered = []

@@ -151,6 +151,8 @@ class Session:
         """Steps that were made when the newest pull of a fragment came."""
         self.final = ArrivingCut(count)
         self._applied: list[_Applied | None] = [None] * count
+        self.versions: tuple[int, ...] = (0,) * count
+        """Version of each fragment that was last taken to be applied; 0 also before the first."""
         self.last_generation: int | None = None
         self.msg_ids = itertools.count()
         """Numbers of chunked messages; none repeats in the life of a session."""
@@ -288,6 +290,7 @@ class Session:
             self._applied[bcast.fragment] = _Applied(bcast.version, self.steps, self.tokens)
             if bcast.fragment not in self._unheard:
                 self._unconfirmed.discard(bcast.fragment)
+        self.versions = tuple(applied.version if applied else 0 for applied in self._applied)
         return taken
 
     def due_pulls(self) -> list[Pull]:
@@ -357,11 +360,6 @@ class Session:
         if seen is None or seen[0] < pull.step:
             return f"the merge of step {pull.step}, for which it has sent its delta"
         return f"a pull, or a merge after step {pull.step}"
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Version of each fragment that was last taken to be applied; 0 also before the first."""
-        return tuple(applied.version if applied else 0 for applied in self._applied)
 
     # --- the final cut ---------------------------------------------------------------------------
 
