@@ -195,8 +195,8 @@ class Learner:
             now = time.monotonic()
             if not arrived and now >= deadline:
                 raise SyncerError(
-                    f"no broadcast of {_fragments(missing)} within {deadline - start:.3g} s: has "
-                    f"the run started? {client.situation()}")
+                    f"no broadcast of {_fragments(missing)} within {_seconds(deadline - start)}: "
+                    f"has the run started? {client.situation()}")
             if not arrived:
                 report_s = now + WAIT_REPORT_S
                 client.say(f"waiting for merged values of {_fragments(missing)}{_left(deadline)}; "
@@ -323,8 +323,9 @@ class Learner:
             if now < min(deadline, report_s):
                 continue
             if now >= deadline:
-                raise SyncerError(f"the final cut was not complete after {deadline - start:.3g} s: "
-                                  f"{missing} missing; {client.situation()}")
+                raise SyncerError(
+                    f"the final cut was not complete after {_seconds(deadline - start)}: {missing} "
+                    f"missing; {client.situation()}")
             report_s = now + WAIT_REPORT_S
             client.say(f"waiting for the final cut ({missing} missing){_left(deadline)}; "
                        f"{client.situation()}")
@@ -360,10 +361,10 @@ class Learner:
         """Sends FINAL_ACK until its bytes were handed over; SHUTDOWN meanwhile counts as well."""
         session, client, start = self._session, self._client, time.monotonic()
         report_s, receipt = start + WAIT_REPORT_S, None
+        with client.lock:
+            frame = session.acknowledge()
         while True:
             if receipt is None and client.connected:
-                with client.lock:
-                    frame = session.acknowledge()
                 receipt = client.send_control(frame)
 
             def has_moved(receipt: Receipt | None = receipt) -> bool:
@@ -376,8 +377,8 @@ class Learner:
             now = time.monotonic()
             if now >= deadline:
                 raise SyncerError(
-                    f"FINAL_ACK could not be sent within {now - start:.3g} s; the parameters are "
-                    f"the final ones nevertheless; {client.situation()}")
+                    f"FINAL_ACK could not be sent within {_seconds(now - start)}; the parameters "
+                    f"are the final ones nevertheless; {client.situation()}")
             if now >= report_s:
                 report_s = now + WAIT_REPORT_S
                 client.say(f"waiting to acknowledge the final cut{_left(deadline)}; "
@@ -415,6 +416,10 @@ def _fragments(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:FRAGMENTS_SHOWN_MAX])) + (
         f" and {more} more" if more > 0 else "")
     return f"fragment{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{max(round(seconds, 1), 0.0):g} s"
 
 
 def _left(deadline: float) -> str:
