@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": ("syncer.server.command", "run the server of a run (also: python -m syncer.server)"),
     "checkpoint": ("syncer.checkpoint.command",
                    "look into, verify, convert or export a checkpoint"),
+    "pull": ("syncer.reader.command", "write the parameters of a live run to a model file"),
     "demo": ("syncer.demo.command", "train a small language model with several learners, here"),
     "kernels": ("syncer.kernels.command", "show and check the compiled kernels of this machine"),
 }

@@ -54,7 +54,6 @@ from syncer.wire.names import FragmentNames, Names, fingerprint
 
 NO_LAYOUT = Layout(())
 """A reader's HELLO has one, since every HELLO has; nothing is asked of it."""
-NOT_TOLD = "no run"
 RUN_STATES = {Phase.WAITING: RunState.WAITING, Phase.RUNNING: RunState.RUNNING,
               Phase.CUTOFF: RunState.RUNNING}
 LIVE = (Phase.RUNNING, Phase.SAVING, Phase.CUTOFF, Phase.FINISHING)
@@ -253,7 +252,7 @@ class Readers:
         ours = self.host.lineage.run
         if not name or name == ours or not (ours or self.host.session):
             return None
-        return f"session mismatch: expected run {ours or NOT_TOLD}, got run {name}"
+        return f"session mismatch: expected {f'run {ours}' if ours else 'no run'}, got run {name}"
 
     def admit(self, channel: Channel, claim: Claim) -> None:
         """One that `check` has passed."""

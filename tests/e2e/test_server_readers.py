@@ -179,9 +179,9 @@ def test_a_reader_of_another_run_is_told_both_names(tmp_path):
     with ServerThread(tmp_path) as server, ScriptedReader(server.port, run="blue") as early:
         early.until(Welcome)  # the run may still get that name
         learner = start(server.learner(0))
-        assert early.until(Refused).text == "session mismatch: expected run no run, got run blue"
+        assert early.until(Refused).text == "session mismatch: expected no run, got run blue"
         learner.pull(1)
-        assert refusal(server.port, run="blue").endswith("expected run no run, got run blue")
+        assert refusal(server.port, run="blue").endswith("expected no run, got run blue")
 
 
 def test_a_reader_may_say_nothing_but_heartbeats(tmp_path):
