@@ -36,7 +36,18 @@ MEANINGS = {
         "it is used as given, and looks like a mistake: `usual` is the most that makes sense",
     "only this machine can connect: no key is set (SYNCER_HMAC_KEY)":
         "without a key the server listens on the loopback interface",
-    "resumed from checkpoint": "the run goes on from this step",
+    "resumed from checkpoint": "the run goes on from this step of the file; `run`, `epoch`: who it "
+        "is and the how-many-th process serves it",
+    "the file may be behind what was broadcast: steps were raised":
+        "the server before did not end in order, and saved not every step: learners may have seen "
+        "later ones. So `by` was added to the step, which makes it `step`, and the run ends at "
+        "`last_step`; with yeto-v3 that is `short` merges too early, unless --total-steps is "
+        "raised (rule 1.8)",
+    "learners of before may stand still: the format has no place for the steps that would be added":
+        "yeto-v3 and a run of fewer than `steps` further steps: raise --total-steps by them, or "
+        "start learners anew that dropped their connection to a later step",
+    "the end in order could not be noted: a resumed run will count on from a larger step":
+        "the `.epoch` file could not be written; see rule 1.11",
     "a call for the checkpoint was tried again":
         "an error that may pass by, at the start; see `--checkpoint-retries`",
     "what an earlier server left could not be put in order":

@@ -28,11 +28,17 @@ DOOR, CONNECTIONS = "e2e/test_server_door.py", "e2e/test_server_connections.py"
 HELLO = "unit/test_wire_hello.py"
 TURNS, READERS = "sim/test_catchups.py", "e2e/test_server_readers.py"
 INTRODUCTIONS = "e2e/test_server_introductions.py"
+RENUMBERING = "checkpoint/test_renumbering.py"
 CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
 ELSEWHERE = {
     "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
     "1.3": ["e2e/test_server_reconnect.py::test_learner_0_comes_back_in_the_middle_of_its_inits",
             "e2e/test_server_hostile.py::test_a_bad_init_waits_for_a_new_generation"],
+    "1.8": [f"{RENUMBERING}::test_when_a_file_may_be_behind",
+            f"{RENUMBERING}::test_no_number_is_ever_given_twice"],
+    "1.10": [f"{RENUMBERING}::test_no_number_is_ever_given_twice",
+             f"{RENUMBERING}::test_a_process_is_known_before_it_answers"],
+    "1.11": [f"{RENUMBERING}::test_an_end_in_order_is_noted_and_no_other_one"],
     "2.2": ["unit/test_core_formulas.py::test_generations_are_remembered_within_a_bound"],
     "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
     "3.5": [f"{RESUME}::test_late_joiners_after_a_resume"],

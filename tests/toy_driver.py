@@ -35,7 +35,10 @@ class ToyDriver:
         self.config = config
         self.fragments = fragments
         self.scheduler = Scheduler(config, resumed)
-        self.watch = Watch(self.scheduler, -1 if resumed is None else resumed.step)
+        self.last_step = config.total_steps + (0 if resumed is None else resumed.renumbered)
+        self.watch = Watch(
+            self.scheduler, -1 if resumed is None or resumed.unsaved else resumed.step,
+            0 if resumed is None else resumed.renumbered)
         self.values = [0.0] * fragments
         self.versions = list(self.scheduler.versions) or [0] * fragments
         self.folds: dict[int, list] = {}
@@ -83,7 +86,7 @@ class ToyDriver:
         elif isinstance(action, act.Publish):
             self.values[action.fragment] = self.results.pop(action.step)
             self.versions[action.fragment] = action.step
-            self.to_sync += [action.step] if action.step < self.config.total_steps else []
+            self.to_sync += [action.step] if action.step < self.last_step else []
 
     def merge(self, job: act.StartMerge, dropped: set[int]) -> float:
         values = self.folds.pop(job.step, None)

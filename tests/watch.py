@@ -33,11 +33,13 @@ class Payload:
 class Watch:
     """Follows one run; every method raises AssertionError when a rule is broken."""
 
-    def __init__(self, scheduler, durable_step: int = -1):
-        """durable_step: of the checkpoint that the scheduler was resumed from, -1 for none."""
+    def __init__(self, scheduler, durable_step: int = -1, renumbered: int = 0):
+        """durable_step: of the checkpoint that the scheduler was resumed from, -1 for none.
+        renumbered: what was added to its steps."""
         self.scheduler = scheduler
         self.waits = WaitsCheck(scheduler)
         self.config = scheduler.config
+        self.last_step = scheduler.config.total_steps + renumbered
         self.owned: dict[int, Payload] = {}
         self.connected: set = set()
         self.admitted: set = set()
@@ -84,7 +86,7 @@ class Watch:
                 self.durable = save.step
         elif isinstance(event, ev.MergeDone) and event.nothing_left:
             self.nothing_left(event.step)
-        elif isinstance(event, ev.FinalAck) and event.step == self.config.total_steps:
+        elif isinstance(event, ev.FinalAck) and event.step == self.last_step:
             self.acknowledged |= {(event.learner, event.generation)} & self.eligible
 
     def nothing_left(self, step):
@@ -136,7 +138,7 @@ class Watch:
             if self.launched is not None:
                 assert now_ns >= self.launched[1] + gap_ns, f"4.4: {step} was launched too early"
             self.launched = step, now_ns
-        if len(scheduler.rounds) < scheduler.depth and step < self.config.total_steps:
+        if len(scheduler.rounds) < scheduler.depth and step < self.last_step:
             due = max(self.launched[1] + gap_ns, now_ns + 100_000_000)
             assert scheduler.deadline_ns() <= due, f"4.4: {step + 1} is not tried before {due}"
 
@@ -264,7 +266,7 @@ class Watch:
     def on_broadcast(self, action):
         self.initial = True
         self.visible(action)
-        assert action.version != self.config.total_steps, "14: version T was broadcast"
+        assert action.version != self.last_step, "14: version T was broadcast"
         for member in action.members:
             assert member in self.connected, f"broadcast to {member}, which is not there"
             assert self.sent[member].get(action.fragment, -1) < action.version, "19"
@@ -274,7 +276,7 @@ class Watch:
     def on_save(self, action):
         assert not self.saves, f"13: {action} while {self.saves} is under way"
         assert action.kind is act.SaveKind.FINAL_STATE or self.durable <= action.step
-        ahead = action.kind is act.SaveKind.ROUND and bool(self.initial)
+        ahead = action.kind is act.SaveKind.ROUND and self.durable >= 0
         assert action.step == self.published + ahead, f"{action} after step {self.published}"
         if action.kind not in (act.SaveKind.ROUND, act.SaveKind.PERIODIC):
             assert not self.scheduler.rounds, f"{action} with rounds open"
@@ -288,7 +290,7 @@ class Watch:
     def on_sendfinal(self, action):
         self.visible(action)
         member = (action.learner, action.generation)
-        assert self.published == action.step == self.config.total_steps, "a final cut too early"
+        assert self.published == action.step == self.last_step, "a final cut too early"
         assert member not in self.eligible, f"{member} got the final cut twice"
         self.eligible.add(member)
 

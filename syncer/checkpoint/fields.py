@@ -6,11 +6,14 @@ Whatever stands there, a refusal is one short sentence, without where the field 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from syncer.checkpoint.facts import U64_MAX
 from syncer.protocol import HASH_BYTES
+
+INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 class Malformed(Exception):
@@ -76,6 +79,14 @@ def digest_of(field: str, text: Any) -> bytes:
     except ValueError:
         raise Malformed(f"{field}: expected 64 hexadecimal digits, found "
                          f"{shown(text)}") from None
+
+
+def instance_of(field: str, text: Any) -> int:
+    """The number of a server process."""
+    if type(text) is not str or not INSTANCE.fullmatch(text) or not int(text, 16):
+        raise Malformed(f"{field}: expected an instance of 16 hexadecimal digits that is not 0, "
+                        f"found {shown(text)}")
+    return int(text, 16)
 
 
 def shown(value: Any) -> str:

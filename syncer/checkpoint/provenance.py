@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syncer.checkpoint.facts import U64_MAX, Facts, NamedDims
-from syncer.checkpoint.fields import Malformed, compact, decimal, json_value, shown, whole_numbers
+from syncer.checkpoint.fields import (
+    Malformed,
+    compact,
+    decimal,
+    instance_of,
+    json_value,
+    shown,
+    whole_numbers,
+)
 from syncer.checkpoint.lineage import ENTRIES_MAX, EPOCH_MAX, Entry, Lineage
 from syncer.ranges import RUN
 
@@ -18,7 +26,6 @@ PROVENANCE = ("run", "epoch", "lineage", "renumbered", "names")
 NO_PARAMETER = "__metadata__"
 """No parameter can be called so in a safetensors file."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def to_metadata(facts: Facts) -> dict[str, str]:
@@ -59,12 +66,9 @@ def _entries(text: str, step: int) -> tuple[Entry, ...]:
         if type(entry) is not list or len(entry) != 2:
             raise Malformed("lineage: expected pairs of an instance and a step or null")
         instance, at = entry
-        if type(instance) is not str or not INSTANCE.fullmatch(instance) or not int(instance, 16):
-            raise Malformed("lineage: expected an instance of 16 hexadecimal digits that is not "
-                             f"0, found {shown(instance)}")
         if at is not None:
             whole_numbers([at], "lineage", step)
-        found.append((int(instance, 16), at))
+        found.append((instance_of("lineage", instance), at))
     if not 1 <= len(found) <= ENTRIES_MAX or found[-1][1] != step:
         raise Malformed(f"lineage: expected 1 to {ENTRIES_MAX} entries, the last one of step "
                          f"{step}, found {len(found)}")

@@ -50,9 +50,11 @@ def check_resumable(facts: Facts, path: str, *, optimizer: Mapping[str, Any],
             raise CheckpointMismatch(
                 f"{path}: outer optimizer: expected {_constant(name, optimizer)}, found "
                 f"{_shown(value)}; {_advice(name, value, optimizer)}")
-    if facts.step > total_steps:
+    renumbered = facts.lineage.renumbered
+    if facts.step - renumbered > total_steps:
+        also = f" and {renumbered} that were added" if renumbered else ""
         raise CheckpointMismatch(
-            f"{path}: global_step: expected at most --total-steps {total_steps}, found "
+            f"{path}: global_step: expected at most --total-steps {total_steps}{also}, found "
             f"{facts.step}; give more steps or another checkpoint")
 
 

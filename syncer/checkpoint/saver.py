@@ -55,17 +55,20 @@ class Saver:
     keep: so many of those before it stay as `<path>.step-<t>` (history.py). A marker lies beside
     the name as it was given. retries: passing errors of one save that are tried again. warn: told,
     on the lane, of what did not go well but is no failure.
-    lane: where it writes; by default a thread that it starts.
+    lane: where it writes; by default a thread that it starts. first: called once, with the
+    contract of the run, behind the first file and as a part of its save.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, form: str = SAFETENSORS, keep: int = 0,
                  retries: int = 1, direct: bool = False, files: Files = FILES,
                  lane: Lane | None = None, pause_s: float = RETRY_PAUSE_S,
-                 warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None):
+                 warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None,
+                 first: Callable[[bytes, Files], None] | None = None):
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
         self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
         self.files, self.pause_s, self.warn = files, pause_s, warn
+        self.first = first
         self.lane = lane or Lane()
         self.history = History(self.path, keep, files, warn)
         self.standing: int | None = None
@@ -92,6 +95,10 @@ class Saver:
         """
         self.jobs.append(_Job(kind, cut, done, mark, let_go))
         self.lane.submit(self._next, gives_way=let_go)
+
+    def write_now(self, cut: Cut) -> None:
+        """Write the cut before anything else, on the caller's thread. Raises `CheckpointError`."""
+        self._write(_Job("", cut, lambda outcome: None, False, False))
 
     def close(self) -> None:
         """Wait for everything that was asked for, then end the lane."""
@@ -125,6 +132,9 @@ class Saver:
                 self.shown, job.cut, self.form, files=patient, direct=self.direct, retire=retire,
                 let_go=job.let_go and not files.left, beside=self.lane.beside), files)
         self.standing = step
+        if self.first is not None:
+            self.first(job.cut.facts.contract, files)
+            self.first = None
         if job.mark:
             written_anew(lambda patient: write_marker(self.shown, step, patient), files)
         return written

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PARTIAL = ("", ".tmp", ".old.tmp")
 """Of a file that is replaced as a whole: its name, the new one, and the old one meanwhile."""
+STEP_MAX = 2**63 - 1
 KEPT = re.compile(r"\.step(-[0-9]+)?(\.tmp)?|\.abandoned-[0-9]+\..*", re.DOTALL)
 """Behind the name of a checkpoint: earlier ones, of any step."""
 
@@ -105,10 +106,11 @@ def _written_with(config: Config, option: str) -> Iterator[str]:
     real = leads_to(path)
     yield from (real + end for end in PARTIAL[1:])
     if option == "checkpoint_path":
+        yield from (f"{real}.epoch{end}" for end in PARTIAL)
         if config.mark_final_checkpoint:
             yield from (f"{path}.final{end}" for end in PARTIAL)
         if config.checkpoint_keep:
-            yield f"{real}.step-{config.total_steps}"
+            yield f"{real}.step-{STEP_MAX}"
 
 
 def leads_to(path: str) -> str:
@@ -160,6 +162,7 @@ def _outputs(config: Config) -> Iterator[Output]:
     if path is not None:
         real = os.path.realpath(path)
         names = [real + end for end in (*PARTIAL, ".lock")]
+        names += [f"{real}.epoch{end}" for end in PARTIAL]
         # a marker lies beside the name that was given; one beside the file itself is removed
         names += [base + ".final" + end for base in dict.fromkeys((path, real)) for end in PARTIAL]
         names += _kept_files(real)

@@ -38,6 +38,7 @@ from syncer.ranges import (
     HELOCO,
     OUTER_OPTIMIZER,
     ROBUST,
+    RUN,
     STEP_LR,
     STEP_MOMENTUM,
     CheckpointFormat,
@@ -113,6 +114,9 @@ class Config:
     total_steps: int = setting(row=Option(
         "run", Whole(1), "outer steps to train; each merges one fragment", metavar="T",
         hashed=At(12, u64)))
+    run: str | None = setting(default=None, row=Option(
+        "run", RUN, "name of the run: learners of another one are refused", metavar="NAME",
+        unset="that of the checkpoint, or of the first learner that names one"))
     preset: PresetName | None = setting(default=None, row=Option(
         "run", PRESET, "quorum, grace, pace and checkpoints for a kind of fleet, from M; any flag "
         "that is given wins", unset="none, the defaults of the flags"))
@@ -147,6 +151,11 @@ class Config:
         "the final parameters are served to whoever asks, before status 0", metavar="S",
         unset="until all that contributed have them, at most --final-ack-timeout-s",
         needs=(SUPERVISED,)))
+    renumber: int | None = setting(default=None, row=Option(
+        "checkpoint", Whole(0, 10**15),
+        "raise the steps of a resumed run by J, so that learners which have seen later ones follow "
+        "it back; 0: never", metavar="J",
+        unset="1,000 N, and only if the file may be behind what was broadcast", needs=(RESUME,)))
     no_verify: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "resume without comparing the digests of the tensors",
         needs=(RESUME,)))

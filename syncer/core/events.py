@@ -21,6 +21,10 @@ class Resumed(NamedTuple):
     """learner id -> [merges, steps, tokens]."""
     is_over: bool = False
     """Every step is done, and whoever started it again did not look (`--resume auto`)."""
+    renumbered: int = 0
+    """So many steps of `step` were never taken: the run ends so much later (rule 1.8)."""
+    unsaved: bool = False
+    """No file holds this cut under this step."""
 
 
 class Tick(NamedTuple):

@@ -131,13 +131,14 @@ class FragmentStore:
         return self._pool.spare_bytes
 
     def adopt(self, fragment: int, params: NDArray[np.float32], *, version: int = 0,
+              renumbered: int = 0,
               state: Mapping[str, NDArray[np.float32]] | None = None) -> FragmentVersion:
         """Makes `params` (f32, contiguous, finite) the fragment's current version.
 
         Takes ownership: the arrays must not be written any more. Without `state` every optimizer
-        array starts at +0; a restored cut gives them by name. version: step of the last merge.
-        Raises ValueError for a wrong size or dtype, or for state arrays the optimizer does not
-        keep.
+        array starts at +0; a restored cut gives them by name. version: step of the last merge,
+        counted from `renumbered`. Raises ValueError for a wrong size or dtype, or for state
+        arrays the optimizer does not keep.
         """
         numel = self.layout.fragments[fragment].numel
         names = self._optimizer.state
@@ -153,7 +154,7 @@ class FragmentStore:
                 raise ValueError(f"fragment {fragment}: {name} must hold {numel} elements, "
                                  f"got {len(buffer)}")
         fragments = len(self.layout.fragments)
-        commits = merges_at(version, fragment, fragments)
+        commits = merges_at(max(0, version - renumbered), fragment, fragments)
         adopted = FragmentVersion(fragment, version, commits, names, buffers)
         self._current[fragment] = adopted
         return adopted

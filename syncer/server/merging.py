@@ -101,10 +101,11 @@ class Merging:
         """SHA-256 of the wire bytes of each fragment's initial value."""
 
     # -------------------------------------------------------------------------- initial values
-    def resume(self, loaded: Sequence[Loaded]) -> None:
+    def resume(self, loaded: Sequence[Loaded], renumbered: int = 0) -> None:
         """Begin with the fragments of a checkpoint; none: with initial values that will come."""
         for fragment, found in enumerate(loaded):
-            self.store.adopt(fragment, found.params, version=found.version, state=found.state)
+            self.store.adopt(fragment, found.params, version=found.version, state=found.state,
+                             renumbered=renumbered)
 
     def adopt_init(self, action: actions.AdoptInit) -> str:
         """The payload is version 0 of its fragment; returns its digest."""

@@ -1,6 +1,12 @@
 """A run and its checkpoint: the lock, what is resumed from, and the saves that are asked for.
 
 It must not decide when to save (core.scheduler does) and not know how (store does).
+
+rule 1.10. What a process has served must be known to the next one, also when it dies before its
+    first save: its epoch, and by how much it has raised steps. So this stands in the `.epoch` file
+    before a learner is answered. Where the checkpoint cannot tell the sum, it is written first.
+rule 1.11. A process that ends in order and whose file has its last step has told nobody more than
+    that: the next one may go on with the same numbers, and what learners hold is what it has.
 """
 
 from __future__ import annotations
@@ -8,9 +14,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 
 from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space, written_anew
+from syncer.checkpoint.epoch_file import EpochFile, write_epoch
 from syncer.checkpoint.facts import Cut, Facts, NamedDims, optimizer_facts
 from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.final_state import write_final_state
@@ -29,7 +37,13 @@ from syncer.errors import CheckpointError
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.merge.versions import FragmentVersion
 from syncer.server.log import Log
-from syncer.server.resuming import check_replaceable, load_resumable, resumable_path
+from syncer.server.resuming import (
+    Resumption,
+    check_replaceable,
+    every_of,
+    load_resumable,
+    resumable_path,
+)
 from syncer.server.system import new_origin
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
@@ -64,16 +78,22 @@ class Persistence:
         self.saver: Saver | None = None
         path = config.checkpoint_path
         patient = Patient(files, config.checkpoint_retries, told=self._tried_again)
+        self.resumption: Resumption | None = None
+        self.beside: EpochFile | None = None
+        """What stands in the `.epoch` file, once this process has written it."""
         found = resumable_path(config, patient) if config.resume else None
         if path is not None:
             self.lock = files.lock(path)
         try:
             if found is not None:
-                facts, self.loaded = load_resumable(found, config, self.optimizer, patient)
-                self.facts, self.names = facts, facts.names
-                self.lineage = facts.lineage.resumed(facts.step, 0, born)
+                self.resumption = resumption = load_resumable(found, config, self.optimizer,
+                                                              patient, born)
+                self.facts, self.loaded = resumption.facts, resumption.loaded
+                self.names, self.lineage = self.facts.names, self.facts.lineage
             elif path is not None and not config.overwrite:
                 check_replaceable(path, patient)
+            if config.run is not None:
+                self.lineage = self.lineage._replace(run=config.run)
             if path is not None or config.final_state is not None:
                 self.lane = lane()
             if path is not None:
@@ -81,7 +101,8 @@ class Persistence:
                     path, form=config.checkpoint_format, keep=config.checkpoint_keep,
                     retries=config.checkpoint_retries, direct=config.checkpoint_direct,
                     files=files, lane=self.lane,
-                    warn=lambda text, fields: log.warning(text, **fields))
+                    warn=lambda text, fields: log.warning(text, **fields),
+                    first=None if self.resumption else self._write_epoch)
         except BaseException:
             self.close()
             raise
@@ -91,14 +112,14 @@ class Persistence:
                          path=self.config.checkpoint_path, call=call, error=error.strerror)
 
     def begin(self) -> None:
-        """The server listens: say where the run stands. Raises `WriteError` if a marker of an end
-        that will not be one cannot be removed, or if no save could be written or would find the
-        space it needs."""
+        """The server listens: say where the run stands, and make durable that this process has
+        served it. Raises `WriteError` if that, or a marker of an end that will not be one, cannot
+        be written, or if no save could be written or would find the space it needs."""
         if self.saver is None:
             return
-        facts, path = self.facts, self.saver.shown
+        facts, path, resumption = self.facts, self.saver.shown, self.resumption
         try:
-            aside = self.saver.begin(None if facts is None else facts.step)
+            aside = self.saver.begin(None if resumption is None else resumption.file_step)
             if aside:
                 self.log.warning("earlier checkpoints that are no past of this run were set aside",
                                  count=len(aside), steps=[step for step, _ in aside],
@@ -109,13 +130,15 @@ class Persistence:
         if self.config.checkpoint_direct:
             self._check_direct(path)
         step = 0 if facts is None else facts.step
-        if step < self.config.total_steps:
+        if step < self.total_steps:
             self.saver.unmark()
             if facts is not None:
                 self.check_space(facts.numels)
-        if facts is not None:
-            self.log.info("resumed from checkpoint", step=step, path=path,
-                          fragments=len(facts.numels), elements=sum(facts.numels))
+        if facts is not None and resumption is not None:
+            self.log.info("resumed from checkpoint", step=resumption.file_step, path=path,
+                          fragments=len(facts.numels), elements=sum(facts.numels),
+                          run=self.lineage.run, epoch=self.lineage.epoch)
+            self._take_over(resumption, self.saver)
         elif self.files.exists(path):
             self.log.warning("the checkpoint that is there will be replaced", path=path)
         elif self.config.resume:
@@ -144,6 +167,47 @@ class Persistence:
         self.log.info("training is complete: whoever asks is given the final parameters",
                       step=step, seconds=config.linger_resolved_s)
 
+    # rule 1.10
+    def _take_over(self, resumption: Resumption, saver: Saver) -> None:
+        """Nobody has heard of this process yet: what it will say must not be said by the next one
+        again, whatever becomes of it. Raises `WriteError`."""
+        facts, config = resumption.facts, self.config
+        if resumption.unfit:
+            self.log.warning("learners of before may stand still: the format has no place for the "
+                             "steps that would be added", steps=resumption.unfit,
+                             total_steps=config.total_steps)
+        if resumption.written_first:
+            cut = Cut(replace(facts, profile_hash=config.saved_profile_hash,
+                              optimizer=self.optimizer), list(self.loaded))
+            saver.write_now(cut)
+        self._write_epoch(facts.contract, Patient(self.files, config.checkpoint_retries,
+                                                  told=self._tried_again))
+        if resumption.raised:
+            self.log.warning("the file may be behind what was broadcast: steps were raised",
+                             by=resumption.raised, step=facts.step, last_step=self.total_steps,
+                             short=resumption.raised if resumption.written_first else 0)
+
+    def _write_epoch(self, contract: bytes, files: Files) -> None:
+        """The `.epoch` file is that of this process. Raises `WriteError`."""
+        saver = self.saver
+        assert saver is not None  # whose file it belongs to
+        beside = EpochFile(contract, self.lineage.epoch, self.lineage.instance,
+                           self.lineage.renumbered, every_of(self.config))
+        written_anew(lambda patient: write_epoch(saver.path, beside, patient), files)
+        self.beside = beside
+
+    # rule 1.11
+    def _settle(self, step: int) -> None:
+        """The process ends in order, `step` was its last: if the file has it, the next process may
+        go on with the same numbers. Otherwise it must not, and need not be told."""
+        if self.saver is None or self.beside is None or self.saver.standing != step:
+            return
+        try:
+            write_epoch(self.saver.path, self.beside._replace(clean=step), self.files)
+        except CheckpointError as error:
+            self.log.warning("the end in order could not be noted: a resumed run will count on "
+                             "from a larger step", error=str(error))
+
     def _check_direct(self, path: str) -> None:
         """A file is begun as a save will begin it. Raises `WriteError` where the file system takes
         no direct writes: it would not after the training either."""
@@ -166,12 +230,18 @@ class Persistence:
 
     # ------------------------------------------------------------------------------ the session
     @property
+    def total_steps(self) -> int:
+        """The step that ends the run."""
+        return self.config.total_steps + self.lineage.renumbered
+
+    @property
     def resumed(self) -> events.Resumed | None:
         """What the scheduler goes on from, None for a fresh run."""
-        facts = self.facts
-        return None if facts is None else events.Resumed(
+        facts, resumption = self.facts, self.resumption
+        return None if facts is None or resumption is None else events.Resumed(
             facts.step, len(facts.numels), facts.fingerprint,
-            {learner: list(entry) for learner, entry in facts.ledger.items()}, self.is_over)
+            {learner: list(entry) for learner, entry in facts.ledger.items()}, self.is_over,
+            self.lineage.renumbered, resumption.raised > 0 and not resumption.written_first)
 
     @cached_property
     def identity(self) -> Identity | None:
@@ -262,9 +332,12 @@ class Persistence:
                           path=self.config.checkpoint_path, bytes=outcome.bytes,
                           seconds=round(outcome.seconds, 3))
 
-    def close(self) -> None:
-        """Wait for a write that is under way, then give the path back."""
+    def close(self, step: int | None = None) -> None:
+        """Wait for a write that is under way, then give the path back. step: the last one of a run
+        that has come to its end."""
         if self.lane is not None:
             self.lane.close()
+        if step is not None:
+            self._settle(step)
         if self.lock is not None:
             self.lock.close()

@@ -10,15 +10,20 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from syncer.checkpoint.facts import Facts
+from syncer.checkpoint.epoch_file import EpochFile, read_epoch
+from syncer.checkpoint.facts import SAFETENSORS, Facts
 from syncer.checkpoint.files import Files
+from syncer.checkpoint.lineage import Origin
 from syncer.checkpoint.reader import Checkpoint, Loaded
+from syncer.checkpoint.renumbering import raise_of
 from syncer.checkpoint.resume import check_resumable
 from syncer.config import Config
 from syncer.errors import CheckpointError, CheckpointMismatch
 from syncer.merge.optimizers import OPTIMIZERS
+from syncer.steps import version_at
 from syncer.wire.contracts import rl_contract
 
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
@@ -94,8 +99,26 @@ def _ago(seconds: float) -> str:
     return f"{count} {unit}{'s' * (count != 1)} ago"
 
 
-def load_resumable(path: str, config: Config, optimizer: Mapping[str, Any],
-                   files: Files) -> tuple[Facts, list[Loaded]]:
+class Resumption(NamedTuple):
+    """What a run goes on from: the cut of a file, its steps raised as they have to be."""
+
+    facts: Facts
+    """As the run begins; its lineage is that of this process."""
+    loaded: list[Loaded]
+    file_step: int
+    """Of the file itself."""
+    written_first: bool = False
+    """Whether a file of the raised steps must stand before anybody hears of them."""
+    unfit: int = 0
+    """Added to the steps this would have been safe; the run has not so many left."""
+
+    @property
+    def raised(self) -> int:
+        return self.facts.step - self.file_step
+
+
+def load_resumable(path: str, config: Config, optimizer: Mapping[str, Any], files: Files,
+                   origin: Origin) -> Resumption:
     """The whole cut of `path`, verified unless `--no-verify`, with its name made durable.
 
     optimizer: as `facts.optimizer_facts` gives it. Raises `CheckpointError` when the file cannot be
@@ -103,18 +126,63 @@ def load_resumable(path: str, config: Config, optimizer: Mapping[str, Any],
     """
     with Checkpoint(path, files) as checkpoint:
         facts = checkpoint.facts
+        lasting = checkpoint.format == config.checkpoint_format == SAFETENSORS
+        if not lasting:  # the other format has no place for what was added
+            facts = replace(facts, lineage=facts.lineage._replace(renumbered=0))
         check_resumable(facts, path, optimizer=optimizer,
                         state=OPTIMIZERS[config.outer_optimizer].state,
                         total_steps=config.total_steps)
-        island = config.expected_island_contract
-        if island is not None and facts.contract != rl_contract(facts.fingerprint, island):
-            expected = rl_contract(facts.fingerprint, island).hex()
-            raise CheckpointMismatch(
-                f"{path}: session contract: expected {expected}, which --expected-island-contract "
-                f"asks for, found {facts.contract.hex()}")
+        _check_contract(facts, path, config)
+        beside = read_epoch(files.real_path(path), files)
+        if beside is not None and beside.contract != facts.contract:
+            beside = None
+        resumption = _resumption(facts, beside, config, origin, lasting=lasting)
         loaded = checkpoint.load(verify=not config.no_verify)
     _settle_name(path, files)
-    return facts, loaded
+    return resumption._replace(loaded=[
+        found._replace(version=version)
+        for found, version in zip(loaded, resumption.facts.versions, strict=True)])
+
+
+def _resumption(facts: Facts, beside: EpochFile | None, config: Config, origin: Origin, *,
+                lasting: bool) -> Resumption:
+    """Who this process is, and which step it is at.
+
+    lasting: both the file and what this process writes can say by how much steps were raised.
+    """
+    lineage = facts.lineage
+    if beside is not None and not lineage.instance and beside.clean == facts.step:
+        lineage = lineage._replace(instance=beside.instance)  # it wrote this, and nothing later
+    if beside is not None and not lasting:
+        beside = beside._replace(renumbered=0)
+    found = raise_of(facts, beside, every=every_of(config), total_steps=config.total_steps,
+                     wanted=config.renumber)
+    lineage = lineage.resumed(facts.step, 0 if beside is None else beside.epoch, origin)
+    if not lasting and found.by and facts.step + found.by >= config.total_steps:
+        return Resumption(replace(facts, lineage=lineage), [], facts.step, unfit=found.by)
+    step, count = facts.step + found.by, len(facts.versions)
+    lineage = lineage.raised(found.by)
+    if not lasting:
+        lineage = lineage._replace(renumbered=0)
+    raised = replace(facts, step=step, lineage=lineage,
+                     versions=tuple(version_at(step, p, count) for p in range(count)))
+    return Resumption(raised if found.by else replace(facts, lineage=lineage), [], facts.step,
+                      written_first=bool(found.by) and not lasting)
+
+
+def every_of(config: Config) -> int:
+    """The file of this process holds what it broadcasts but for so many steps; 1: all of it."""
+    return config.checkpoint_every
+
+
+def _check_contract(facts: Facts, path: str, config: Config) -> None:
+    """Raises `CheckpointMismatch` unless the file is of the run that the settings name."""
+    island = config.expected_island_contract
+    if island is not None and facts.contract != rl_contract(facts.fingerprint, island):
+        expected = rl_contract(facts.fingerprint, island).hex()
+        raise CheckpointMismatch(
+            f"{path}: session contract: expected {expected}, which --expected-island-contract "
+            f"asks for, found {facts.contract.hex()}")
 
 
 def _settle_name(path: str, files: Files) -> None:

@@ -84,7 +84,7 @@ class RunSession:
         self.merging = Merging(config, hello.layout, parts.workers, loop, handle, bf16=bf16)
         if bf16:
             check_as_bf16(parts.persistence.loaded)
-        self.merging.resume(parts.persistence.take_loaded())
+        self.merging.resume(parts.persistence.take_loaded(), parts.persistence.lineage.renumbered)
         self.pool = BufferPool()
         self.notices, self.reports = PacedNotices(loop), ReportBook(loop)
         self.ingest = Ingest(parts.workers, self.pool, config.merge_threads, handle=handle,

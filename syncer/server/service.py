@@ -338,7 +338,7 @@ class Server:
             for channel in group.channels:
                 channel.close()
         self.workers.close()
-        self.persistence.close()
+        self.persistence.close(self.driver.scheduler.global_step)
         if self.session is not None:
             self.session.close()
 

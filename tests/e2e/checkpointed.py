@@ -41,12 +41,16 @@ def start(learner: ScriptedLearner) -> ScriptedLearner:
 
 
 def cut_in(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """What a checkpoint holds, whichever process wrote it: its header without what tells that, and
-    the bytes of its tensors."""
+    """What a checkpoint holds, whichever process wrote it: its header without what tells that, its
+    steps without what was added to them, and the bytes of its tensors."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
+    metadata = header["__metadata__"]
     for key in ("epoch", "lineage", "header_sha256"):
-        del header["__metadata__"][key]
+        del metadata[key]
+    added = int(metadata.pop("renumbered", "0"))
+    metadata["global_step"] = int(metadata["global_step"]) - added
+    metadata["versions"] = [max(0, version - added) for version in json.loads(metadata["versions"])]
     return header, data[end:]
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from syncer.checkpoint.epoch_file import read_epoch
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.reader import Checkpoint
 from syncer.layout import RDA, FragmentLayout, Layout
@@ -34,7 +35,7 @@ LAYOUT = Layout((FragmentLayout(RDA, (40_000, 7)), FragmentLayout(RDA, (9001,)),
 STEPS = 30
 EVERY = {"per-round": ("--checkpoint-every", "1"),
          "background": ("--checkpoint-every", "3", "--background-checkpoint")}
-STRAYS = {"c.tmp", "c.old.tmp", "c.lock", "c.final.tmp"}
+STRAYS = {"c.tmp", "c.old.tmp", "c.lock", "c.final.tmp", "c.epoch.tmp", "c.epoch.old.tmp"}
 """What a killed server may leave beside the checkpoint and its marker; the next one clears it."""
 
 
@@ -64,6 +65,7 @@ class Run:
 
     def follow(self, server: ServerProcess) -> None:
         """Train on a server until it ends or is killed."""
+        added = self.added()
         with suppress(EndOfStream, OSError), ScriptedLearner(server.port, 0, LAYOUT) as learner:
             try:
                 learner.send_init([np.zeros(f.numel, np.float32) for f in LAYOUT.fragments])
@@ -73,19 +75,26 @@ class Run:
                         learner.acknowledge(pull.step)
                         learner.until(Msg.SHUTDOWN)
                         break
-                    learner.push(pull, delta(pull.step), local_step=pull.step, c_steps=3,
-                                 c_tokens=100 + pull.step)
+                    step = pull.step - added
+                    learner.push(pull, delta(step), local_step=step, c_steps=3,
+                                 c_tokens=100 + step)
             finally:
-                self.seen = max(self.seen, *learner.versions.values(), -1)
+                self.seen = max(self.seen, *(version - added
+                                             for version in learner.versions.values()), -1)
+
+    def added(self) -> int:
+        """To the steps of the server that runs."""
+        beside = read_epoch(str(self.path))
+        return 0 if beside is None else beside.renumbered
 
     def check(self) -> None:
         """What a killed server leaves: a whole cut, not older than what was seen."""
-        assert names_in(self.work) <= {"c", "c.final"} | STRAYS, names_in(self.work)
+        assert names_in(self.work) <= {"c", "c.epoch", "c.final"} | STRAYS, names_in(self.work)
         step = -1
         if self.path.exists():
             with Checkpoint(self.path) as checkpoint:
                 checkpoint.load()
-                step = checkpoint.facts.step
+                step = checkpoint.facts.step - checkpoint.facts.lineage.renumbered
         if self.mode == "per-round":
             assert step >= self.seen, f"step {self.seen} was shown, {step} is on disk"
         else:
@@ -126,8 +135,9 @@ class Run:
                 self.follow(server)
                 self.over(server)
         assert self.finished
-        assert names_in(self.work) == {"c", "c.final"}
-        assert (self.work / "c.final").read_text() == f"YETO_FINAL_V1\nglobal_step={STEPS}\n"
+        assert names_in(self.work) == {"c", "c.epoch", "c.final"}
+        last = STEPS + self.added()
+        assert (self.work / "c.final").read_text() == f"YETO_FINAL_V1\nglobal_step={last}\n"
         return cut_in(self.path.read_bytes())
 
 

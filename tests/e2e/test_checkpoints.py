@@ -58,12 +58,12 @@ def test_every_step_is_on_disk_before_its_broadcast(tmp_path, undisturbed):
     assert events == [("checkpoint", 0, "round"), ("init", 0, None), ("checkpoint", 1, "round"),
                       ("checkpoint", 2, "round"), ("checkpoint", 3, "round"),
                       ("checkpoint", 4, "final")]
-    assert names_in(tmp_path) == {"c", "tape", server.log_path.name}
+    assert names_in(tmp_path) == {"c", "c.epoch", "tape", server.log_path.name}
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_periodic_and_final_checkpoints(tmp_path, undisturbed, background):
-    """Every 3 of 8: after 3 and 6 and at the end, with the bytes that a run of every step has."""
+    """Every 3 of 8: version 0, after 3 and 6 and at the end, as a run of every step has them."""
     path = tmp_path / "c"
     more = ("--background-checkpoint",) if background else ()
     with (
@@ -75,7 +75,8 @@ def test_periodic_and_final_checkpoints(tmp_path, undisturbed, background):
         learner.finish()
         learner.close()
         assert server.wait() == 0
-    assert names_in(tmp_path) == {"c", "c.step-3", "c.step-6", server.log_path.name}
+    assert names_in(tmp_path) == {"c", "c.epoch", "c.step-0", "c.step-3", "c.step-6",
+                                  server.log_path.name}
     for name, step in (("c.step-3", 3), ("c.step-6", 6), ("c", 8)):
         assert cut_in((tmp_path / name).read_bytes())[1] == cut_in(undisturbed[step])[1]
 
@@ -102,7 +103,7 @@ def test_yeto_files_of_a_run(tmp_path, undisturbed):
 
 
 class Held(Files):
-    """The real file system; from the second checkpoint on, creating it waits for the test."""
+    """The real file system; creating a file waits for the test."""
 
     def __init__(self):
         self.reached = threading.Event()
@@ -121,6 +122,7 @@ def test_a_slow_background_write_holds_nothing_up_but_the_next_save(tmp_path):
     """Rounds go on; the next save waits; the file is that of its step, bit for bit."""
     path = tmp_path / "c"
     files = Held()
+    files.go_on.set()
     with (
         ServerThread(tmp_path, total_steps=12, pipeline=1, checkpoint_path=str(path),
                      checkpoint_every=4, checkpoint_keep=9, background_checkpoint=True,
@@ -128,12 +130,16 @@ def test_a_slow_background_write_holds_nothing_up_but_the_next_save(tmp_path):
         ScriptedLearner(server.port, 0) as learner,
     ):
         start(learner)
-        train(learner, 4)
+        pull = learner.pull(1)  # version 0 is written
+        files.reached.clear()
+        files.go_on.clear()
+        answer(learner, pull)
+        train(learner, 3)
         assert files.reached.wait(PATIENCE_S)
         train(learner, 3)  # steps 5 to 7 commit while the cut of 4 is being written
         learner.pull(8)
         assert learner.versions == {0: 7, 1: 5, 2: 6}
-        assert not path.exists()
+        assert facts_of(path).step == 0
         store = server.server.session.merging.store
         # three commits, each pins at most the pair of one fragment it replaced
         assert store.live_buffers <= 2 * (len(MIXED.fragments) + 3)
@@ -149,7 +155,7 @@ def test_a_slow_background_write_holds_nothing_up_but_the_next_save(tmp_path):
         learner.finish()
         learner.close()
         assert server.wait() == 0
-        wanted = list(range(4, 13, 4))
+        wanted = list(range(0, 13, 4))
         assert [line["step"] for line in server.log.find("checkpoint written")] == wanted
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -185,7 +191,7 @@ def test_one_passing_error_ends_no_run(tmp_path, background, call):
         (line,) = server.log.find("checkpoint write tried again", call=call)
         assert line["level"] == "warning"
     assert facts_of(path).step == 7
-    assert names_in(tmp_path) == {"c", server.log_path.name}
+    assert names_in(tmp_path) == {"c", "c.epoch", server.log_path.name}
 
 
 @pytest.mark.parametrize("call", ["sync", "sync_directory", "write", "close", "free_bytes"])
@@ -250,10 +256,8 @@ def test_leftovers_of_a_killed_server_go_at_the_start(tmp_path):
 
 def test_a_failed_background_write_ends_the_run_at_the_next_wait(tmp_path):
     path = tmp_path / "c"
-    path.write_bytes(b"the old file")
     files = Held()
     files.go_on.set()
-    files.failing = OSError(30, "Read-only file system")
     with (
         ServerThread(tmp_path, total_steps=9, pipeline=1, checkpoint_path=str(path),
                      checkpoint_every=2, background_checkpoint=True, overwrite=True,
@@ -261,13 +265,16 @@ def test_a_failed_background_write_ends_the_run_at_the_next_wait(tmp_path):
         ScriptedLearner(server.port, 0) as learner,
     ):
         start(learner)
-        train(learner, 3)
+        pull = learner.pull(1)
+        files.failing = OSError(30, "Read-only file system")
+        answer(learner, pull)
+        train(learner, 2)
         server.log.wait("background checkpoint failed", step=2)
         answer(learner, learner.pull(4))
         assert server.wait() == 5
         assert server.log.find("periodic checkpoint of step 2 was not written")
-    assert path.read_bytes() == b"the old file"
-    assert names_in(tmp_path) == {"c", server.log_path.name}
+    assert facts_of(path).step == 0
+    assert names_in(tmp_path) == {"c", "c.epoch", server.log_path.name}
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -278,8 +285,11 @@ def test_a_step_that_cannot_be_written_is_never_seen(tmp_path, failing):
     class Failing(Files):
         saves = 0
 
+        def create(self, path, *, direct=False):
+            self.saves += path.endswith("/c.tmp")
+            return super().create(path, direct=direct)
+
         def sync(self, descriptor):
-            self.saves += 1
             if self.saves > failing:
                 raise OSError(5, "Input/output error")
             super().sync(descriptor)
@@ -297,7 +307,8 @@ def test_a_step_that_cannot_be_written_is_never_seen(tmp_path, failing):
         assert max(learner.versions.values(), default=-1) == failing - 1
         assert server.log.find("Input/output error", status=5)
         assert len(server.log.find("checkpoint write tried again")) == 2
-    assert names_in(tmp_path) - {server.log_path.name} == ({"c"} if failing else set())
+    assert names_in(tmp_path) - {server.log_path.name} == (
+        {"c", "c.epoch"} if failing else set())
     if failing:
         assert facts_of(path).step == failing - 1
 
@@ -312,7 +323,7 @@ def test_the_last_cut_is_saved_on_a_signal(tmp_path, undisturbed):
         learner.pull(6)
         server.signal(signal.SIGTERM)
         assert server.wait() == 128 + signal.SIGTERM
-    assert names_in(tmp_path) == {"c", server.log_path.name}, "not marked as final"
+    assert names_in(tmp_path) == {"c", "c.epoch", server.log_path.name}, "not marked as final"
     assert cut_in(path.read_bytes())[1] == cut_in(undisturbed[5])[1]
     assert facts_of(path).step == 5
 
@@ -329,8 +340,9 @@ def test_a_fault_at_any_call_of_a_save_ends_the_run_with_status_5(tmp_path, call
         ScriptedLearner(server.port, 0) as learner,
     ):
         server.log.wait("learner connected")  # the space has been looked at for the run
-        # from the call of the save of version 0 on that is the first one of step 1
-        files.fail_at = files.counted + {"write": 2}.get(call, 1)
+        # behind the calls of the save of version 0, and of the file beside it, is the first one of
+        # step 1
+        files.fail_at = files.counted + {"write": 3}.get(call, 2)
         start(learner)
         train(learner, 1)
         learner.ended()
@@ -338,5 +350,5 @@ def test_a_fault_at_any_call_of_a_save_ends_the_run_with_status_5(tmp_path, call
         assert server.wait() == 5
         (line,) = server.log.find("checkpoint (round) of step 1 could not be written", status=5)
         assert "Input/output error; the file that was there is unchanged" in line["message"]
-    assert names_in(tmp_path) == {"c", server.log_path.name}
+    assert names_in(tmp_path) == {"c", "c.epoch", server.log_path.name}
     assert facts_of(path).step == 0

@@ -96,8 +96,8 @@ def test_late_joiners_after_a_resume(tmp_path, undisturbed):
     path = tmp_path / "c"
     path.write_bytes(undisturbed[4])
     with (
-        ServerProcess(tmp_path, *flags(path, 8, "--resume", "--grace-ms", "50"), learners=2,
-                      steps=6) as server,
+        ServerProcess(tmp_path, *flags(path, 8, "--resume", "--renumber", "0", "--grace-ms", "50"),
+                      learners=2, steps=6) as server,
         ScriptedLearner(server.port, 0) as first,
     ):
         first.pull(5)
@@ -121,7 +121,7 @@ def test_the_marker_of_a_finished_run(tmp_path, undisturbed):
     marker.write_bytes(b"YETO_FINAL_V1\nglobal_step=4\n")
     for total, done in ((6, False), (6, True)):
         with (
-            ServerProcess(tmp_path, *flags(path, 8, "--resume", "--mark-final-checkpoint"),
+            ServerProcess(tmp_path, *flags(path, 1, "--resume", "--mark-final-checkpoint"),
                           steps=total) as server,
             ScriptedLearner(server.port, 0) as learner,
         ):
@@ -221,7 +221,7 @@ def test_resume_without_a_path_and_past_the_end(tmp_path, undisturbed):
 def test_no_verify_skips_the_digests(tmp_path, undisturbed):
     path = tmp_path / "c"
     path.write_bytes(undisturbed[4][:-1] + bytes([undisturbed[4][-1] ^ 1]))
-    with ServerProcess(tmp_path, *flags(path, 8, "--resume", "--no-verify"), steps=20) as server:
+    with ServerProcess(tmp_path, *flags(path, 1, "--resume", "--no-verify"), steps=20) as server:
         server.log.wait("resumed from checkpoint", step=4)
 
 
@@ -247,7 +247,7 @@ def test_a_learner_of_another_session_is_refused_and_nothing_else(tmp_path, undi
     options = {"fingerprint": dict(fingerprint=b"\x99" * 32, contract=b"\x11" * 32),
                "contract": dict(contract=b"\x99" * 32)}.get(change, {})
     layout = layouts.get(change, MIXED)
-    with ServerProcess(tmp_path, *flags(path, 8, "--resume"), steps=5) as server:
+    with ServerProcess(tmp_path, *flags(path, 1, "--resume"), steps=5) as server:
         with ScriptedLearner(server.port, 0, layout, **options) as other:
             text = other.until(str)
             assert text.startswith("session mismatch: expected ")

@@ -144,13 +144,13 @@ def test_a_second_name_alone_may_be_the_only_copy(tmp_path, undisturbed):
     assert names_in(tmp_path) == {"c.old.tmp"}
     old.rename(tmp_path / "c")
     with_it = persistence(tmp_path / "c", Files(), resume="auto")
-    assert with_it.resumed.step == 4
+    assert with_it.resumption.file_step == 4
     with_it.close()
 
 
 # ------------------------------------------------------------------------------ a finished run
 def finished(path, *more: str) -> tuple[str, ...]:
-    return flags(path, 8, *AUTO, "--mark-final-checkpoint", "--final-state",
+    return flags(path, 1, *AUTO, "--mark-final-checkpoint", "--final-state",
                  str(path.with_name("s")), *more)
 
 

@@ -266,6 +266,8 @@ ROUNDS = broken(
      "return config.learners"),
     ("5.8", "tokens count once", "return tokens * tokens / <double>push.c_steps",
      "return tokens / <double>push.c_steps"),
+    ("1.9", "the steps that were added count as merges",
+     "(0 if resumed is None else resumed.renumbered)", "0"),
 )
 SCHEDULER = broken(
     "core/run/phases.pyx",
@@ -306,7 +308,12 @@ SCHEDULER = broken(
      "            return self.catch_up(member)\n        if self.phase == Phase.FINISHING",
      "            return 0\n        if self.phase == Phase.FINISHING"),
     ("10.2", "version 0 is visible before it is durable",
-     "if self.saves.every_commit and self.saves.durable_step < 0:", "if False:"),
+     "if self.saves.on and self.saves.durable_step < 0 and (\n", "if False and (\n"),
+    ("10.2", "only a run that saves every step saves version 0",
+     "self.saves.every_commit or self.global_step == 0):", "self.saves.every_commit):"),
+    ("10.8", "a renumbered cut is not written before the next save is due",
+     "return self.save(PERIODIC) if self.saves.on and self.saves.durable_step < 0 else 0",
+     "return 0"),
     ("12.1", "the final cut goes out before the final state is written",
      "kind is FINAL and self.policy.final_state) else", "False) else"),
     ("12.8", "a finished run waits for its learners before it begins to end",
@@ -325,6 +332,33 @@ OUTBOX = broken(
     ("3.3", "a version older than the catch-up ends it",
      "if self.owed.get(fragment, bulk.image.version + 1) <= bulk.image.version:",
      "if fragment in self.owed:"),
+)
+RENUMBERING = broken(
+    "checkpoint/renumbering.py",
+    ("1.8", "a file that may be behind is resumed as it is",
+     "    return every >= 2 and not is_clean and not at_end(facts, total_steps)\n",
+     "    return False\n"),
+    ("1.8", "an end in order is not believed", "not is_clean and", "True and"),
+    ("1.8", "versions and steps do not fit after renumbering",
+     "by = owed + -(-least // fragments) * fragments", "by = owed + least"),
+    ("1.8", "what the process before counts is not asked for", "        every = beside.every\n",
+     "        pass\n"),
+    ("1.10", "the numbers of a process that died before its first save are given again",
+     "owed = 0 if beside is None else max(0, beside.renumbered - before)", "owed = 0"),
+) + broken(
+    "server/persistence.py",
+    ("1.10", "nobody knows that a process has served",
+     "        self._write_epoch(facts.contract, Patient(",
+     "        str(facts.contract) and (Patient("),
+    ("1.11", "a file that is behind passes as whole",
+     "self.beside is None or self.saver.standing != step:", "self.beside is None:"),
+    ("1.11", "nobody hears of an end in order",
+     "            write_epoch(self.saver.path, self.beside._replace(clean=step), self.files)\n",
+     "            pass\n"),
+) + broken(
+    "server/resuming.py",
+    ("1.9", "what was never merged keeps version 0", "version_at(step, p, count) for",
+     "version_at(step, p, count) * (facts.step > p) for"),
 )
 CATCHUPS = broken(
     "server/catchups.py",
@@ -357,4 +391,4 @@ READERS = broken(
 
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
              + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + INTRODUCTIONS
-             + CATCHUPS + READERS)
+             + CATCHUPS + READERS + RENUMBERING)

@@ -7,6 +7,7 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     resume 5 of 0 2                      start from a checkpoint of this step, to which these
                                          learners have contributed (resume 5: nobody); with
                                          `resume=auto` among the settings as a supervisor does
+    resume 12 plus 8 of 0                the same; 8 of these steps were added, and no file has it
     merges by hand                       a merge waits for `merged`; otherwise it ends at once
     at 0 hello 0.1                       at 0 ms, learner 0 connects as generation 1
     at 0 init 0.1 p0 10                  version 0 of fragment 0 is 10
@@ -63,11 +64,12 @@ class Scenario:
             if line.startswith(SETTINGS):
                 self.setting(line)
         if self.resumed is not None:
-            step, ids = self.resumed
+            step, added, ids = self.resumed
             ledger = {learner: [1, 1, 1] for learner in ids}
             is_over = (self.settings.get("resume") == "auto"
                        and step >= self.settings["total_steps"])
-            self.resumed = ev.Resumed(step, self.fragments, bytes(32), ledger, is_over)
+            self.resumed = ev.Resumed(step, self.fragments, bytes(32), ledger, is_over,
+                                      added, added > 0)
         self.driver = ToyDriver(toy_config(**self.settings), self.fragments, self.resumed)
         self.now_ms = 0.0
         self.written: list[str] = []
@@ -81,8 +83,9 @@ class Scenario:
         elif word == "fragments":
             self.fragments = int(rest)
         elif word == "resume":
-            step, _, ids = rest.partition(" of ")
-            self.resumed = int(step), [int(learner) for learner in ids.split()]
+            steps, _, ids = rest.partition(" of ")
+            step, _, added = steps.partition(" plus ")
+            self.resumed = int(step), int(added or 0), [int(learner) for learner in ids.split()]
         else:
             assert rest == "by hand", line
             self.by_hand = True

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from syncer.checkpoint.atomic import ACCESS_LIST
+from syncer.checkpoint.epoch_file import epoch_path
 from syncer.checkpoint.facts import optimizer_facts
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.lock import PathLock
@@ -30,9 +31,12 @@ from tests.sim.lane import Killed
 
 DIRECTORY = "/simulated"
 PATH = f"{DIRECTORY}/checkpoint"
+BESIDE = epoch_path(PATH)
+"""The one file without a digest that a server reads."""
 FAILING = ("create", "write", "sync", "close", "link", "rename", "unlink", "set_mode",
            "free_bytes", "sync_directory", "full", "attributes", "set_attribute", "status")
-FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink", "short", "short")
+FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink", "short", "short",
+                    "create", "sync", "rename")
 NUMBERS = (errno.EIO, errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EDQUOT, errno.EACCES,
            errno.EOPNOTSUPP)
 BLOCK = 4096
@@ -110,7 +114,7 @@ class Disk:
                             state=OPTIMIZERS[config.outer_optimizer].state,
                             total_steps=config.total_steps)
             cut = [tuple(entry) for entry in checkpoint.load(threads=1)]
-        return {"step": facts.step, "cut": cut,
+        return {"step": facts.step, "cut": cut, "renumbered": facts.lineage.renumbered,
                 "ledger": {learner: list(entry) for learner, entry in facts.ledger.items()}}
 
 
@@ -282,7 +286,7 @@ class SimFiles(Files):
             data = inode.cached[offset + done:min(size, offset + done + len(view))]
             view[:len(data)] = data
             done += len(data)
-            if self.fault == "garbled" and data:
+            if self.fault == "garbled" and data and inode is not self.disk.names.get(BESIDE):
                 view[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         return done
 

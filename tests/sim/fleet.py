@@ -18,7 +18,7 @@ from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.contracts import rl_contract
 from syncer.wire.hello import Hello
-from tests.sim import operator, reader, scale, strangers
+from tests.sim import operator, reader, renumbered, scale, strangers
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk
 from tests.sim.draw import (
@@ -131,6 +131,11 @@ class Fleet:
         return self.config.profile_hash
 
     @property
+    def last_step(self) -> int:
+        """That ends the run."""
+        return self.config.total_steps + self.history.renumbered
+
+    @property
     def saves(self) -> bool:
         return self.config.checkpoint_path is not None
 
@@ -203,11 +208,12 @@ class Fleet:
             config = replace(config, resume=config.resume or True, learner_budget_steps=None,
                              no_verify=self.world.chance(0.2))
             self.config = replace(config, resume=False, no_verify=False)
-        step = -1 if state is None else state["step"]
+        step, shown_step = -1 if state is None else state["step"], self.history.shown_step
         self.check_resumed(state)
+        config = renumbered.asked_for(self, config, shown_step - step)
         try:
-            shown_step = self.history.shown_step
-            self.history.go_back_to(step, state and state["cut"])
+            self.history.go_back_to(step, state and state["cut"], state["renumbered"] if state
+                                    else 0)
             self.begun.append((len(self.tape.data), step))
             self.server = self.start(config)
         except CheckpointError:
@@ -216,11 +222,9 @@ class Fleet:
             self.marks.add("not resumed")
             self.replace_server()
             return
-        self.disk.gone_back = False
         if state is not None:
-            self.marks.add("resumed" if step < config.total_steps else "resumed at the end")
-            if self.server.over_before:
-                self.marks.add("started again after the end")
+            step = renumbered.begun_from(self, state, shown_step)
+        self.disk.gone_back = self.server.raised > 0  # until the raised cut is saved
         if shown_step > step:
             self.roll_back(step)
 
@@ -241,6 +245,8 @@ class Fleet:
         if self.saves and self.config.checkpoint_every == 1 and not self.disk.gone_back:
             assert step >= history.shown_step, f"12: {history.shown_step} was shown, {step} is left"
         if state is None:
+            assert not self.saves or history.shown_step < 0, (
+                f"10.2: {history.shown_step} was shown, and there is no file")
             return
         if step > max(history.shown_step, 0):
             self.marks.add("resumed at a step that nobody had seen")
@@ -454,8 +460,13 @@ class Fleet:
             assert "no learner is connected" in server.exit_text, server.exit_text
             assert not self.config.fixed_roster
             return
+        count = len(self.layout.fragments)
+        merged = [merge.fragment for merge in self.history.merges]
+        taken = self.config.total_steps - sum(self.history.short.values())
+        assert merged == [t % count for t in range(taken)], merged
         steps = [merge.step for merge in self.history.merges]
-        assert steps == list(range(1, self.config.total_steps + 1)), steps
+        assert steps == sorted(set(steps)), steps
+        assert self.last_step == server.scheduler.global_step
         assert server.scheduler.ledger == self.history.ledger()
         check_tape(self)
         final = [params for _, params, _ in self.history.current()]
@@ -477,12 +488,11 @@ class Fleet:
         """The file holds the end of the run, and its marker says so if one was asked for."""
         if not self.saves:
             return
-        total_steps = self.config.total_steps
-        assert self.disk.durable_step() == total_steps
+        assert self.disk.durable_step() == self.last_step
         state = self.disk.load(self.config)
         assert [entry[1].tobytes() for entry in state["cut"]] == final
         assert state["ledger"] == self.server.scheduler.ledger
-        marked = total_steps if self.config.mark_final_checkpoint else None
+        marked = self.last_step if self.config.mark_final_checkpoint else None
         assert self.disk.marked_step() == marked
         left = [name for name in self.disk.names if name.endswith(".tmp")]
         troubled = self.server.system.files.troubled or self.lost_processes

@@ -21,6 +21,7 @@ from syncer.errors import NumericsError
 from syncer.layout import Layout
 from syncer.merge import FragmentStore
 from syncer.merge.correction import HelocoConstants
+from syncer.steps import version_at
 from tests.sim.disk import Disk
 from tests.sim.lane import Killed
 from tests.sim.marks import Marks
@@ -54,6 +55,10 @@ class History:
         self.merges: list[Merge] = []
         self.cuts: dict[int, Cut] = {}
         self.store = self.new_store()
+        self.renumbered = 0
+        """So many steps were added to those that were taken."""
+        self.short: dict[int, int] = {}
+        """The step where as many were added that the format has no place for: none takes them."""
         self.shown_step = -1
         """Newest version that may have left a server."""
 
@@ -109,14 +114,28 @@ class History:
         except NumericsError:
             return None
 
-    def go_back_to(self, step: int, cut: list[tuple] | None) -> None:
+    def go_back_to(self, step: int, cut: list[tuple] | None, renumbered: int = 0) -> None:
         """A server begins from what was left: -1 is nothing, and the run begins anew."""
+        self.renumbered = renumbered
+        self.short = {t: by for t, by in self.short.items() if t <= step}
         self.cuts = {t: known for t, known in self.cuts.items() if t <= step}
         self.merges = [merge for merge in self.merges if merge.step <= step]
         self.store = self.new_store()
         for fragment, (version, params, state) in enumerate(cut or ()):
-            self.store.adopt(fragment, params.copy(), version=version,
+            self.store.adopt(fragment, params.copy(), version=version, renumbered=renumbered,
                              state={name: array.copy() for name, array in state.items()})
+
+    def raise_steps(self, step: int, by: int, cut: list[tuple], lasting: bool) -> None:
+        """The server that began from `step` calls it otherwise: 1.9."""
+        count = len(cut)
+        raised = [(version_at(step + by, fragment, count), params, state)
+                  for fragment, (_, params, state) in enumerate(cut)]
+        merges, cuts = self.merges, self.cuts
+        self.go_back_to(step + by, raised, self.renumbered + (by if lasting else 0))
+        self.merges, self.cuts = merges, cuts
+        if not lasting:
+            self.short[step + by] = by
+        self.note_cut(step + by)
 
     def ledger(self) -> dict[int, list[int]]:
         """learner -> [merges, steps, tokens] of everything that was merged."""
@@ -148,8 +167,8 @@ class Witness:
 
     def begin(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        resumed = scheduler.global_step if scheduler.fragments else -1
-        self.watch = Watch(scheduler, resumed)
+        self.watch = Watch(scheduler, scheduler.saves.durable_step,
+                           scheduler.policy.total_steps - scheduler.config.total_steps)
         self.marks = Marks(scheduler, self.found)
 
     def before(self, event: Any) -> None:
@@ -248,7 +267,7 @@ class Witness:
             assert self.disk.durable_step() >= version, f"12: {version} is not on the disk"
 
     def on_save(self, action: act.Save) -> None:
-        if action.kind is act.SaveKind.ROUND and action.step > 0:
+        if action.kind is act.SaveKind.ROUND and action.step in self.merging:
             self.history.commit(self.merging[action.step], False)
         elif action.kind is not act.SaveKind.FINAL_STATE:
             self.history.note_cut(action.step)

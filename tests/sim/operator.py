@@ -26,8 +26,9 @@ def start_wrongly(fleet: Fleet, state: dict[str, Any] | None) -> None:
         fleet.marks.add("not begun anew in the place of a run")
     if state is not None:
         others: list[dict[str, Any]] = [{"expected_island_contract": bytes(31) + b"\1"}]
-        if state["step"] > 1:
-            others.append({"total_steps": state["step"] - 1})
+        taken = state["step"] - state["renumbered"]
+        if taken > 1:
+            others.append({"total_steps": taken - 1})
         if config.checkpoint_format == "safetensors":  # which states them
             others.append({"outer_lr": 0.25})
             others.append({"outer_optimizer": "sgd", "outer_momentum": 0.9, "dn_period": 4,

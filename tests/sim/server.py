@@ -61,6 +61,12 @@ class SimServer:
         return self.witness.scheduler
 
     @property
+    def raised(self) -> int:
+        """By how much it has raised the steps of its checkpoint."""
+        resumption = self.server.persistence.resumption
+        return 0 if resumption is None else resumption.raised
+
+    @property
     def ended(self) -> bool:
         """The process is not there any more."""
         return self.over or self.crashed

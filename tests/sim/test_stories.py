@@ -28,6 +28,7 @@ def test_a_learner_that_dials_while_the_last_cut_is_written_is_not_told_off():
     config = toy_config(learners=2, total_steps=50, checkpoint_path=PATH, checkpoint_every=30,
                         log_level="debug")
     fleet = Fleet(1, config=config, faults=[], settings={"streams": 3, "work_ms": 1})
+    fleet.disk.fault_chance = 0.0
     with scaled(fleet.settings):
         server = fleet.server
         fleet.world.wait(lambda: server.scheduler.global_step >= 3)

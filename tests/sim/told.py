@@ -14,7 +14,7 @@ LONG_NUMBER = re.compile(rb"\d{11,}")
 def records(fleet: Any) -> list[dict[str, Any]]:
     """The tape of this history: whole lines, those that a roll back took away left out."""
     data, found, at = bytes(fleet.tape.data), [], 0
-    for end, step in [*fleet.begun, (len(data), fleet.config.total_steps)]:
+    for end, step in [*fleet.begun, (len(data), fleet.last_step)]:
         found += [json.loads(line) for line in data[at:end].splitlines()]
         found = [record for record in found if record.get("step", 0) <= step]
         at = end

@@ -7,6 +7,7 @@ from syncer.values import (
     Choice,
     Digest,
     HostName,
+    Matching,
     MedianOrNorm,
     MedianOrTrim,
     OutputFile,
@@ -64,6 +65,7 @@ ENDS = {
     Secret: lambda _: (["x", "\u00e9\n"], [3, b"x", "a\0b", "\udcff"]),
     HostName: lambda _: (["x", "::1", "a" * 63, "a.b.", "b\u00fccher.example"],
                          [3, b"x", "a\0b", "\udcff", "a..b", ".", "a" * 64]),
+    Matching: lambda _: (["x", 64 * "Z", "._-0"], ["", 65 * "x", "a b", "\u00e4", "x\n", 3, b"x"]),
     OutputFile: lambda _: (["x", "\udcff"], [3, b"x", "a\0b", "\ud800"]),
 }
 OTHERS = {
@@ -71,7 +73,7 @@ OTHERS = {
     MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True),
     SwitchOr: ("true", True), OutputFile: ("f", "f"),
     Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
-    HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"),
+    HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"), Matching: ("blue", "blue"),
 }
 
 

@@ -14,13 +14,21 @@ CELLS = [(Phase[phase], event, word) for event, words in phases.rows().items()
 BUDGET = 50
 
 
-def started(**given) -> ToyDriver:
-    """Two learners, two fragments, rounds 1 and 2 open."""
+def initialized(**given) -> ToyDriver:
+    """Two learners and both of two fragments."""
     driver = ToyDriver(toy_config(learners=2, quorum=2, pipeline=2, total_steps=9, **given), 2)
     for learner in range(2):
         driver.feed(0, driver.hello(learner, 1))
     for fragment in range(2):
         driver.feed(0, driver.init(0, 1, fragment, 0.0))
+    return driver
+
+
+def started(**given) -> ToyDriver:
+    """The same with rounds 1 and 2 open."""
+    driver = initialized(**given)
+    if driver.saving is not None:                # version 0
+        driver.feed(0, ev.Saved(driver.saving, 0))
     return driver
 
 
@@ -41,7 +49,6 @@ def waiting() -> ToyDriver:
 def running() -> ToyDriver:
     driver = started(checkpoint_path="c", checkpoint_every=1, fold="streaming",
                      learner_budget_steps=BUDGET)
-    driver.feed(0, ev.Saved(driver.saving, 0))
     return driver
 
 
@@ -123,7 +130,7 @@ def arranged(phase: Phase, event: str) -> ToyDriver:
         driver = ToyDriver(toy_config(learners=2), 2)
         driver.feed(0, driver.hello(0, 1))
     elif phase == Phase.WAITING and event == "Saved":
-        driver = started(checkpoint_path="c", checkpoint_every=1)
+        driver = initialized(checkpoint_path="c", checkpoint_every=1)
     elif phase == Phase.CUTOFF and event == "Saved":
         driver.feed(1, ev.BudgetDone(0, 1, BUDGET))
     return driver

@@ -22,7 +22,7 @@ cdef class Ground:
     """The answer to the event at hand is `out`; `now_ns` is its time."""
 
     def __init__(self, config, resumed=None):
-        self.policy = Policy(config, resumed is not None)
+        self.policy = Policy(config, resumed)
         self.members = Membership(self.policy.learners)
         self.out = []
 

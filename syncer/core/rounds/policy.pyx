@@ -11,6 +11,9 @@ rule 1.4, how many learners a run waits for. A fresh run waits for all unless `-
 says less. A resumed one waits for one, so that an island that never came back cannot keep a fleet
 down; a fixed roster needs everybody either way, and waiting is what it would do in round 1.
 
+rule 1.9, how long a run is. T is how many merges were asked for. The steps that were added to a
+renumbered run (rule 1.8) are none.
+
 rule 5.8, what a push weighs. tokens^2 / steps is the mean tokens per step times the tokens: a
 learner counts for how much it has seen, and for how large its batches are.
 """
@@ -35,17 +38,23 @@ cdef Py_ssize_t start_learners_of(object config, bint resumed):
     return 1 if resumed and not config.fixed_roster else config.learners
 
 
+# rule 1.9
+cdef long long last_step_of(object config, object resumed):
+    """The step that ends the run: so many more as its steps were raised."""
+    return config.total_steps + (0 if resumed is None else resumed.renumbered)
+
+
 cdef class Policy:
     """What the flags of a run mean for its rounds.
 
     Large: one attribute per flag that a rule reads, and no behaviour.
     """
 
-    def __init__(self, config, bint resumed=False):
+    def __init__(self, config, resumed=None):
         self.learners = config.learners
         self.quorum = config.quorum
         self.pipeline = config.pipeline
-        self.total_steps = config.total_steps
+        self.total_steps = last_step_of(config, resumed)
         self.max_base_lag = -1 if config.max_base_lag is None else config.max_base_lag
         self.fixed_roster = config.fixed_roster
         self.equal_weights = config.learner_weight == "equal"
@@ -60,7 +69,7 @@ cdef class Policy:
         self.final_ack_timeout_ns = ns_of(config.final_ack_timeout_resolved_s)
         self.linger_ns = ns_of(config.linger_resolved_s)
         self.lingers_until_all_have_it = config.linger_s is None
-        self.start_learners = start_learners_of(config, resumed)
+        self.start_learners = start_learners_of(config, resumed is not None)
         self.start_timeout_ns = ns_of(config.start_timeout_s or 0)
         self.quorum_capacity = (None if config.quorum_capacity is None
                                 else millionths(config.quorum_capacity))

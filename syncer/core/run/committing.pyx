@@ -70,7 +70,7 @@ cdef class Committing(Excluding):
         self.unsynced = {}
         self.ledger = {}
         self.fingerprint = b""
-        self.saves = Saves(config, -1 if resumed is None else resumed.step)
+        self.saves = Saves(config, -1 if resumed is None or resumed.unsaved else resumed.step)
         if resumed is not None:
             self.fingerprint = resumed.fingerprint
             self.ledger = {learner: list(entry) for learner, entry in resumed.ledger.items()}
@@ -170,7 +170,7 @@ cdef class Committing(Excluding):
         if (kind is SHUTDOWN or kind is FAILURE) and self.saves.durable_step == step:
             self.saves.wanted = None
             return self.end_stopping()
-        self.saves.start(kind, step)
+        self.saves.start(kind, step, self.phase == Phase.RUNNING)
         ledger = {learner: tuple(entry)
                   for learner, entry in self.ledger_after(self.committing).items()}
         return self.emit(act.Save(kind, step, ledger, self.saves.in_background))

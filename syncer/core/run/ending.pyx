@@ -61,7 +61,7 @@ cdef class Ending(Committing):
     def __init__(self, config, resumed=None):
         Committing.__init__(self, config, resumed)
         self.lingers = resumed is not None and resumed.is_over
-        self.resumed_at_end = (resumed is not None and resumed.step >= config.total_steps
+        self.resumed_at_end = (resumed is not None and resumed.step >= self.policy.total_steps
                                and not self.lingers)
         self.linger_deadline_ns = -1
         self.hoped = frozenset()

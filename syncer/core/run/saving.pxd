@@ -14,5 +14,5 @@ cdef class Saves:
 
     cdef bint hold_commits(self)
     cdef bint due(self, long long step)
-    cdef int start(self, object kind, long long step) except -1
+    cdef int start(self, object kind, long long step, bint running) except -1
     cdef object done(self, object error)

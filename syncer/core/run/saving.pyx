@@ -9,6 +9,10 @@ rule 10.4. A periodic checkpoint is due after every N-th step, counted from the 
 rule 10.5. Commits wait while a cut is written, or waits to be written: it is the current one and
     must stay it, since the writer reads the versions themselves, not copies. A write in the
     background holds its versions itself, at the price of memory, and rounds go on.
+rule 10.8. The steps of a renumbered run (rule 1.8) are in no file yet. Where every step has to be
+    durable before it is seen they are saved first, as version 0 is; elsewhere in the background,
+    with the start: learners wait for a server that was gone, and the state may be large. Should it
+    die before that, the next one counts on from what rule 1.10 has kept.
 rule 10.6. When a write in the background fails, the run goes on: the file before is intact. It is
     told, and ends the run with status 5, when the next write is due, since from then on the promise
     that at most N steps can be lost is broken.
@@ -39,12 +43,15 @@ cdef class Saves:
         """Is a periodic save due after this step?"""
         return self.on and self.every > 1 and step % self.every == 0
 
-    cdef int start(self, object kind, long long step) except -1:
-        """The wanted save begins."""
+    # rule 10.8
+    cdef int start(self, object kind, long long step, bint running) except -1:
+        """The wanted save begins. While the run has no file of its steps at all, rounds go on in
+        any case."""
         self.wanted = None
         self.outstanding = kind
         self.step = step
-        self.in_background = self.background and kind is PERIODIC
+        self.in_background = running and kind is PERIODIC and (
+            self.background or self.durable_step < 0)
         return 0
 
     # rule 10.6

@@ -30,8 +30,8 @@ rule 1.3. Initial values come from learner 0. The first value of a fragment wins
 rule 1.5. Training starts when every fragment has its value and enough learners are current. The
     initial cut goes to each of them, fragment by fragment, and they are launchable at once: their
     first pull is queued behind it. A run resumed with no step left goes straight to its end.
-rule 10.2. With --checkpoint-every 1 version 0 is durable before that: a crash in the first step
-    must not cost the initial values that the learners train from.
+rule 10.2. Version 0 is durable before that: a crash in the first steps must not cost the initial
+    values that the learners train from, whose learner has moved on from them.
 
 rule 2.5. An older connection that is to be current again (rule 2.4, rule 2.7) gets all that a HELLO
     brings. But before the start, if its initial values were dropped meanwhile, it is closed without
@@ -69,7 +69,8 @@ cdef int FAILED = Exit.FAILED
 cdef int NOT_RESUMABLE = Exit.NOT_RESUMABLE
 cdef object WAITING = RunState.WAITING, RUNNING = RunState.RUNNING
 cdef object FINISHING = RunState.FINISHING
-cdef object ROUND = act.SaveKind.ROUND, FINAL = act.SaveKind.FINAL
+cdef object ROUND = act.SaveKind.ROUND, PERIODIC = act.SaveKind.PERIODIC
+cdef object FINAL = act.SaveKind.FINAL
 cdef object FINAL_STATE = act.SaveKind.FINAL_STATE, BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF
 
 
@@ -374,8 +375,11 @@ cdef class Scheduler(Waiting):
         cdef Py_ssize_t needed = 1 if self.lingers else self.policy.start_learners
         if self.members.current_count < needed or not all(self.initialized):
             return 0
-        if self.saves.every_commit and self.saves.durable_step < 0:
-            return self.save(ROUND) if self.saves.outstanding is None else 0
+        if self.saves.on and self.saves.durable_step < 0 and (
+                self.saves.every_commit or self.global_step == 0):
+            if self.saves.outstanding is not None:
+                return 0
+            return self.save(ROUND if self.saves.every_commit else PERIODIC)
         members = self.members.current_keys()
         self.emit(act.Record({"event": "init" if self.global_step == 0 else "resume",
                               "step": self.global_step, "fragments": self.fragments,
@@ -388,4 +392,4 @@ cdef class Scheduler(Waiting):
             without = self.members.without(fragment)
             if without:
                 self.emit(act.Broadcast(self.versions[fragment], fragment, without))
-        return 0
+        return self.save(PERIODIC) if self.saves.on and self.saves.durable_step < 0 else 0
