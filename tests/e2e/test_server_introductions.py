@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 
 import numpy as np
@@ -14,6 +15,7 @@ from syncer.server import shortened
 from syncer.wire import encode, messages
 from syncer.wire.extended import LearnerReport, NoticeText, Welcome, encode_report
 from syncer.wire.extension import Extension, Held
+from syncer.wire.hello import hello_mac
 from syncer.wire.names import FragmentNames, fingerprint
 from tests.e2e.scripted import EndOfStream, ScriptedLearner, ServerThread, layout_of
 
@@ -350,3 +352,53 @@ def test_in_a_strict_run_nothing_overtakes_a_broadcast(tmp_path):
             learner.finish()
             learner.close()
         assert server.wait() == 0
+
+
+# ------------------------------------------------------------------------------------ hostile
+def test_whatever_a_block_is_the_run_goes_on(tmp_path):
+    """Blocks with bytes changed, cut out or put in: each is answered with an ERROR or taken."""
+    dice = random.Random(5)
+    key = KEY.encode()
+    extension = block(7, 3, None)._replace(names=NAMES, run=None)
+    with ServerThread(tmp_path, learners=2, total_steps=2, island_hmac_key=KEY, quorum=1,
+                      start_learners=1, grace_ms=0) as server:
+        settings = dict(fingerprint=fingerprint(NAMED, NAMES), key=key)
+        learner = server.learner(0, NAMED, extension=extension, **settings)
+        learner.send_init(VALUES)
+        pull = learner.pull(1)
+        answers = []
+        for generation in range(1, 301):
+            hello = learner.hello._replace(generation=generation, learner=1)
+            with ScriptedLearner(server.port, 1, NAMED, extension=extension, connect=False,
+                                 **settings) as other:
+                other.control = other.open_socket()
+                other.send(mutated(encode.encode_hello(hello)[13:], dice, key))
+                answers.append(other.next())
+        assert server.log.find("connection refused")
+        refused = [answer for answer in answers if isinstance(answer, str)]
+        assert all(answer.startswith(("invalid HELLO", "session mismatch")) for answer in refused)
+        assert 100 < len(refused) < 300
+        learner.push(pull, DELTAS[0])
+        play([learner], 2, 2)
+        learner.take_cut()
+        server.close_learners()
+        server.server.stop()
+        server.wait()
+        assert not server.log.find("internal error")
+
+
+def mutated(body: bytes, dice: random.Random, key: bytes) -> bytes:
+    """A HELLO whose block is not as it was, with a MAC that fits."""
+    body, begin = bytearray(body), len(body) - 100
+    for _ in range(dice.randint(1, 3)):
+        at = dice.randrange(begin, len(body))
+        match dice.randrange(4):
+            case 0:
+                body[at] = dice.randrange(256)
+            case 1:
+                del body[at]
+            case 2:
+                body[at:at] = dice.randbytes(dice.randint(1, 5))
+            case _:
+                body[at] ^= 1 << dice.randrange(8)
+    return encode.frame(1, bytes(body) + hello_mac(key, bytes(body)))

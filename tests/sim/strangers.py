@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from syncer.layout import ISO, FragmentLayout, Layout
-from syncer.protocol import Msg
+from syncer.protocol import DTYPE_F32, Msg
+from syncer.wire.contracts import run_contract
 from syncer.wire.encode import encode_data_hello, encode_hello, frame, frame_header
-from syncer.wire.hello import Hello
+from syncer.wire.extension import Extension, Held, Role, RunClaim
+from syncer.wire.hello import Hello, hello_mac
 from syncer.wire.messages import DataHello
 from tests.sim.clock import MS
 from tests.sim.network import Wire
@@ -74,6 +76,7 @@ def openings(fleet: Any) -> dict[str, bytes]:
     if fleet.session_is_fixed:
         found["a HELLO of another group"] = encode_hello(
             hello._replace(compat_group="other"), fleet.key)
+    found |= introductions(fleet, hello)
     members = fleet.server.scheduler.members
     gone = [generation for generation in members.used[learner.learner]
             if (learner.learner, generation) not in members.members]
@@ -87,6 +90,33 @@ def openings(fleet: Any) -> dict[str, bytes]:
             found["a generation twice"] = encode_hello(
                 hello._replace(generation=last), fleet.key)
     return found
+
+
+def introductions(fleet: Any, hello: Hello) -> dict[str, bytes]:
+    """What is wrong behind a HELLO that has a block."""
+    rng, key = fleet.world.rng, fleet.key
+    body = encode_hello(hello._replace(extension=Extension(client="a stranger", held=(
+        Held(rng.getrandbits(64), rng.getrandbits(64)),) * len(hello.layout.fragments))))
+    block = body[-1 - rng.randrange(40):]
+    other = Extension(run=RunClaim(bytes(32), "other"))
+    found = {
+        "a HELLO with a block that is cut": proved(body[13:-9] + body[-8:], key),
+        "a HELLO with a block that is longer than it": proved(
+            body[13:-8] + (1 << 20).to_bytes(4, "little") + body[-4:], key),
+        "a HELLO with records behind each other": proved(body[13:] + block, key),
+        "a HELLO of a reader": encode_hello(hello._replace(
+            dtype=DTYPE_F32, num_streams=0, extension=Extension(role=Role.FOLLOWER)), key),
+        "a report of nobody": frame(Msg.REPORT, bytes(4)),
+    }
+    if fleet.model_is_fixed or fleet.strict_and_resumed:
+        found["a HELLO of another run"] = encode_hello(hello._replace(
+            contract=run_contract(bytes(32), "other"), extension=other), key)
+    return found
+
+
+def proved(body: bytes, key: bytes | None) -> bytes:
+    """A HELLO of this body, with the MAC that fits it."""
+    return frame(Msg.HELLO, body if key is None else body + hello_mac(key, body))
 
 
 def visit(fleet: Any) -> None:
