@@ -58,7 +58,8 @@ REQUIRED = frozenset({
         "a HELLO in a strict run", "a HELLO of another session", "a HELLO of another layout",
         "a HELLO of another profile and session", "a HELLO with a block that is cut",
         "a HELLO with a block that is longer than it", "a HELLO with records behind each other",
-        "a HELLO of a reader", "a report of nobody", "a HELLO of another run")), "HELLOs are read on the workers",
+        "a HELLO of a reader", "a report of nobody", "a HELLO of another run")),
+    "HELLOs are read on the workers",
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
