@@ -76,7 +76,7 @@ class Host(Protocol):
         """The first HELLO that belongs to the run. Raises `ConfigError` when this server cannot
         merge such a layout."""
 
-    def make_room(self, learner: int) -> None:
+    def make_room(self, learner: int, sockets: int) -> None:
         """End the oldest connection of a learner that dials again, if it has one."""
 
     def find_group(self, learner: int, generation: int) -> Group | None:
@@ -258,7 +258,7 @@ class Door:
         """Its sockets fit, those that it will dial as well: whoever is let in trains with all."""
         sockets = 1 + claim.num_streams
         if not self.capacity.has_room(sockets):
-            self.host.make_room(claim.learner)
+            self.host.make_room(claim.learner, sockets)
         if not self.capacity.has_room(sockets):
             raise RemoteProtocolError(
                 f"this syncer has no room for {sockets} more sockets of a learner within its "

@@ -206,11 +206,14 @@ class Server:
         except WriteError as error:
             self.handle(events.NoRoom(str(error)))
 
-    def make_room(self, learner: int) -> None:
-        """End the oldest connection of a learner that dials again, if it has one; a reader goes
-        before that."""
-        if not self.readers.give_way() and self.session is not None:
-            self.session.make_room(learner)
+    def make_room(self, learner: int, sockets: int) -> None:
+        """End the oldest connection of a learner that dials again, if it has one; readers go before
+        that, as many as its sockets take."""
+        while not self.capacity.has_room(sockets):
+            if not self.readers.give_way():
+                if self.session is not None:
+                    self.session.make_room(learner)
+                return
 
     def find_group(self, learner: int, generation: int) -> Group | None:
         """The admitted, still connected group."""
