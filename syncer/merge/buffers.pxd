@@ -1,6 +1,7 @@
 cdef class BufferPool:
     cdef list _spare
     cdef Py_ssize_t _spare_bytes_max
+    cdef public Py_ssize_t bytes_max
     cdef readonly Py_ssize_t live
     cdef readonly Py_ssize_t live_bytes
     cdef readonly Py_ssize_t spare_bytes

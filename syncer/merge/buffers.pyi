@@ -20,6 +20,7 @@ class Buffer:
 @final
 class BufferPool:
     spare_bytes_max: int
+    bytes_max: int
     @property
     def live(self) -> int: ...
     @property

@@ -47,6 +47,7 @@ cdef extern from *:
         else (void)munmap(memory, bytes);
     }
     """
+    Py_ssize_t PY_SSIZE_T_MAX
     void* syncer_fragment_memory(size_t bytes)
     void syncer_fragment_free(void* memory, size_t bytes)
 
@@ -66,6 +67,8 @@ cdef Py_ssize_t capacity_class(Py_ssize_t numel) noexcept:
 cdef class BufferPool:
     """Counts the buffers in use and keeps a bounded number of bytes of returned ones.
 
+    bytes_max: spares are freed where they and the buffers in use are more together.
+
     Its methods are called with the GIL held and run no Python code in between, so a buffer may come
     back on any thread.
     """
@@ -73,6 +76,7 @@ cdef class BufferPool:
     def __cinit__(self):
         self._spare = []
         self._spare_bytes_max = 0
+        self.bytes_max = PY_SSIZE_T_MAX
         self.live = 0
         self.live_bytes = 0
         self.spare_bytes = 0
@@ -120,6 +124,7 @@ cdef class BufferPool:
         fresh.pool = self
         self.live += 1
         self.live_bytes += numel * sizeof(float)
+        self.trim()
         return fresh
 
     def adopt(self, source):
@@ -158,7 +163,8 @@ cdef class BufferPool:
 
     cdef void trim(self):
         cdef Buffer oldest
-        while self.spare_bytes > self._spare_bytes_max and self._spare:
+        while self._spare and (self.spare_bytes > self._spare_bytes_max
+                               or self.spare_bytes > self.bytes_max - self.live_bytes):
             oldest = self._spare.pop(0)
             self.spare_bytes -= oldest.capacity * sizeof(float)
             # its memory is freed by its own __dealloc__

@@ -29,7 +29,7 @@ from syncer.server.ingest import Ingest, Intake
 from syncer.server.introducing import take_records, welcome
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
-from syncer.server.memory import in_mib, memory_parts
+from syncer.server.memory import in_mib, memory_parts, pushes_max
 from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
@@ -95,11 +95,9 @@ class RunSession:
                                  free_spares=lambda: _free_spares(self.pool),
                                  catchups_max=config.max_concurrent_catchups,
                                  write_timeout_ns=config.write_timeout_s * 10**9)
-        # Spares: a push per learner and round in flight, and two bf16 bodies of the next commits.
-        depth = min(max(config.pipeline, 1), len(hello.layout.fragments))
-        fragment_bytes = 4 * hello.layout.largest
-        self.pool.spare_bytes_max = fragment_bytes * (config.learners * depth + 1)
-        self.outgoing.pool.spare_bytes_max = fragment_bytes
+        most = pushes_max(config, hello.layout)
+        self.pool.spare_bytes_max = self.pool.bytes_max = most
+        self.outgoing.pool.spare_bytes_max = 4 * hello.layout.largest  # two bf16 bodies
         parts.log.info("memory of this run at most",
                        **in_mib(memory_parts(config, hello.layout, hello.dtype)))
 

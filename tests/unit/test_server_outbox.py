@@ -280,3 +280,17 @@ def test_a_catch_up_of_what_was_taken_in_is_known_to_be_empty():
     outbox.broadcast(image(1, 4))
     assert outbox.has_taken([3, 4])
     assert not outbox.has_taken([3, 6])
+
+
+def test_spares_and_buffers_in_use_are_bounded_together():
+    """What initial values leave behind is not kept beside as many pushes as there can be."""
+    pool = BufferPool()
+    pool.spare_bytes_max = pool.bytes_max = 4 * 4096
+    initial, pushes = [pool.take(1024) for _ in range(3)], [pool.take(1024) for _ in range(2)]
+    assert pool.spare_bytes == 0
+    initial.clear()
+    assert pool.spare_bytes == 2 * 4096, "the third would be the fifth in all"
+    pushes.append(pool.take(512))
+    assert pool.live_bytes + pool.spare_bytes <= 4 * 4096
+    pushes.clear()
+    assert pool.spare_bytes <= 4 * 4096
