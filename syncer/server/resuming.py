@@ -24,7 +24,7 @@ from syncer.config import Config
 from syncer.errors import CheckpointError, CheckpointMismatch
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.steps import version_at
-from syncer.wire.contracts import rl_contract
+from syncer.wire.contracts import rl_contract, run_contract
 
 NOT_THERE = (FileNotFoundError, NotADirectoryError)
 """Errors of a name that nothing has."""
@@ -177,12 +177,21 @@ def every_of(config: Config) -> int:
 
 def _check_contract(facts: Facts, path: str, config: Config) -> None:
     """Raises `CheckpointMismatch` unless the file is of the run that the settings name."""
-    island = config.expected_island_contract
-    if island is not None and facts.contract != rl_contract(facts.fingerprint, island):
-        expected = rl_contract(facts.fingerprint, island).hex()
+    stored, island = facts.lineage.run, config.expected_island_contract
+    if config.run and stored and config.run != stored:
+        raise CheckpointMismatch(f"{path}: run: expected {config.run}, which --run asks for, found "
+                                 f"{stored}; leave --run out, or resume a file of that run")
+    if island is None and (stored or not config.run):
+        return  # what a stored name is in is known from the file alone
+    base = facts.fingerprint if island is None else rl_contract(facts.fingerprint, island)
+    name = config.run or stored
+    expected = run_contract(base, name) if name else base
+    if facts.contract != expected:
+        asks = " and ".join(flag for flag, given in (
+            ("--run", config.run), ("--expected-island-contract", island)) if given)
         raise CheckpointMismatch(
-            f"{path}: session contract: expected {expected}, which --expected-island-contract "
-            f"asks for, found {facts.contract.hex()}")
+            f"{path}: session contract: expected {expected.hex()}, which {asks} "
+            f"ask{'' if ' and ' in asks else 's'} for, found {facts.contract.hex()}")
 
 
 def _settle_name(path: str, files: Files) -> None:

@@ -109,7 +109,7 @@ class Server:
         self.driver.carried_out = self.readers.look
         self.is_broken = False
         self.pins = Pins(config.profile_hash, config.require_profile_binding,
-                         config.expected_island_contract)
+                         config.expected_island_contract, config.run)
         self.address = self.listeners[0].address
         self.status: int = Exit.FAILED
 

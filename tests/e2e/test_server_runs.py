@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from syncer.protocol import HASH_BYTES
 from syncer.wire.contracts import run_contract
@@ -97,3 +98,74 @@ def test_a_learner_of_another_run_does_not_end_a_strict_one(tmp_path, undisturbe
             learner.finish()
             learner.close()
         assert server.wait() == 0
+
+
+# -------------------------------------------------------------------------------------- --run
+def test_with_run_the_name_is_asked_of_everybody(tmp_path):
+    """Also of the first one, and of learners that are only given the contract."""
+    with ServerThread(tmp_path, learners=2, total_steps=1, run="blue") as server:
+        for stray, named in (("red", " (run red)"), (None, " (no run)")):
+            with ScriptedLearner(server.port, 0, TWO, **of_run(stray)) as other:
+                contract = other.hello.contract.hex()
+                assert other.error() == (
+                    "session mismatch: expected session_contract_hash="
+                    f"{run_contract(PRINT, 'blue').hex()} (run blue), got session_contract_hash="
+                    f"{contract}{named}")
+        assert server.learner(0, TWO, **of_run("blue")).until(Welcome).run == "blue"
+        server.learner(1, TWO, **of_run("blue") | {"extension": None})
+        server.log.wait("learner connected", learner=1)
+
+
+def saved(tmp_path, **settings) -> str:
+    """A checkpoint of step 2 of a run of one learner."""
+    path = str(tmp_path / "c")
+    with ServerThread(tmp_path, total_steps=4, checkpoint_path=path, checkpoint_every=1,
+                      **settings) as server:
+        learner = server.learner(0, TWO, **of_run("blue"))
+        learner.send_init(values_of(1))
+        for step in (1, 2):
+            learner.push(learner.pull(step), values_of(step)[step - 1], base=0)
+        server.log.wait("outer step", step=2)
+        server.server.stop()
+        server.wait()
+    return path
+
+
+@pytest.mark.parametrize(("flags", "text"), [
+    (("--run", "red"), "run: expected red, which --run asks for, found blue"),
+    (("--expected-island-contract", "ab" * 32), "which --expected-island-contract asks for"),
+    (("--run", "blue", "--expected-island-contract", "ab" * 32),
+     "which --run and --expected-island-contract ask for"),
+])
+def test_a_file_of_another_run_is_not_resumed(tmp_path, flags, text):
+    path = saved(tmp_path)
+    with ServerProcess(tmp_path, "--checkpoint-path", path, "--resume", *flags, steps=4,
+                       wait=False) as server:
+        assert server.wait() == 4
+        assert text in server.log.text()
+
+
+def test_a_file_without_a_name_is_resumed_by_its_contract(tmp_path):
+    """As the other format has it, and all older files."""
+    path = saved(tmp_path, checkpoint_format="yeto-v3")
+    common = ("--checkpoint-path", path, "--resume", "--checkpoint-format", "yeto-v3")
+    with ServerProcess(tmp_path, *common, "--run", "red", steps=4, wait=False) as server:
+        assert server.wait() == 4
+        assert "session contract: expected" in server.log.text()
+    with (
+        ServerProcess(tmp_path, *common, "--run", "blue", steps=4) as server,
+        ScriptedLearner(server.port, 0, TWO, **of_run("blue")) as learner,
+    ):
+        assert learner.until(Welcome).run == "blue"
+
+
+def test_a_resumed_run_keeps_its_name(tmp_path):
+    path = saved(tmp_path)
+    with (
+        ServerProcess(tmp_path, "--checkpoint-path", path, "--resume", steps=4) as server,
+        ScriptedLearner(server.port, 0, TWO, **of_run("red")) as stray,
+        ScriptedLearner(server.port, 0, TWO, **of_run("blue")) as learner,
+    ):
+        assert "(run blue) " in (text := stray.error())
+        assert "(run red) " in text
+        assert learner.until(Welcome).run == "blue"
