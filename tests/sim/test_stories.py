@@ -14,7 +14,7 @@ from syncer.server import door, restraint, run_session, service
 from syncer.server.outgoing import Outgoing
 from syncer.wire.encode import encode_hello
 from tests.sim.clock import MS, SECOND
-from tests.sim.disk import PATH, Inode
+from tests.sim.disk import PATH, Inode, SimFiles
 from tests.sim.fleet import Fleet
 from tests.sim.link import Link
 from tests.sim.network import NO_MEMORY, Network
@@ -437,3 +437,51 @@ def test_a_marker_that_is_left_under_its_second_name_alone_is_written_anew():
     fleet.check()
     assert fleet.disk.marked_step() == 3
     assert f"{marker_path(PATH)}.old.tmp" not in fleet.disk.names
+
+
+def calls_of_first_saves(fleet: Fleet, kind: str, number: int) -> bool:
+    """Crash the server at this call of its saver. False: it makes fewer before it is done."""
+    made, server = 0, fleet.server
+    call = SimFiles._call
+
+    def counted(files: SimFiles, name: str) -> None:
+        nonlocal made
+        if files is server.system.files and files.pause_ns:
+            made += 1
+            if made == number:
+                fleet.world.after(0, fleet.crash, kind)
+        call(files, name)
+
+    SimFiles._call = counted
+    try:
+        with scaled(fleet.settings):
+            fleet.world.wait(lambda: server.crashed or server.scheduler.global_step >= 2)
+    finally:
+        SimFiles._call = call
+    return server.crashed
+
+
+@pytest.mark.parametrize("synced", [True, False], ids=["", "without fsync of directories"])
+@pytest.mark.parametrize("kind", ["kill", "power"])
+def test_a_crash_at_any_call_of_the_first_saves_leaves_one_cut(monkeypatch, kind, synced):
+    """Version 0 is written before anybody has seen it: what is resumed is that, or nothing; and
+    with every step saved nothing that was seen is lost. `Fleet.check_resumed` looks."""
+    def draw_fault(files, calls):
+        files.fault = None if synced else "sync_directory"
+        files.fault_number, files.fault_count = errno.EOPNOTSUPP, 1 << 30
+
+    monkeypatch.setattr(SimFiles, "_draw_fault", draw_fault)
+    number, steps = 0, []
+    while True:
+        number += 1
+        config = toy_config(learners=2, quorum=2, total_steps=3, checkpoint_path=PATH,
+                            checkpoint_every=1, checkpoint_keep=1)
+        fleet = Fleet(9, config=config, faults=[])
+        crashed = calls_of_first_saves(fleet, kind, number)
+        fleet.play()
+        fleet.check()
+        if not crashed:
+            break
+        steps += [step for _, step in fleet.begun]
+    assert number > 20
+    assert {-1, 0} <= set(steps)
