@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
-import socket
 import threading
 import time
 import weakref
@@ -29,9 +27,12 @@ from syncer.errors import ConfigError, LocalProtocolError, SyncerError
 from syncer.learner import lines
 from syncer.learner.client_group import ClientGroup, NoThreads, Receipt
 from syncer.learner.connection import CONTROL
-from syncer.learner.dialing import BACKOFF_MAX_S, backoff_s, dial, jitter, parse_address
+from syncer.learner.dialing import BACKOFF_MAX_S, backoff_s, fresh_generation, jitter, parse_address
+from syncer.learner.failures import ConnectionFailed, NotUnderstood, TurnedAway
+from syncer.learner.greeting import Greeting
 from syncer.learner.news import News
-from syncer.learner.session import ConnectionFailed, Phase, Session
+from syncer.learner.notices import Notices
+from syncer.learner.session import Phase, Session
 from syncer.learner.tensor_messages import TensorMessage
 from syncer.wire.encode import chunk_count
 
@@ -92,6 +93,8 @@ class Client:
         self._group: ClientGroup | None = None
         self._supervisor: threading.Thread | None = None
         self._past_bytes = [0, 0]
+        self._greeting = Greeting(session, self.lock, self.say)
+        self._notices = Notices()
         self.news = News(len(session.layout.fragments), time.monotonic())
         self._away_s: float | None = None
         """How long a connection that is ended by `leave` is not dialed again."""
@@ -209,6 +212,7 @@ class Client:
         with self.lock:
             if self._group is not None:
                 self._group.end("closed by the learner")
+            self._greeting.end()
             self.changed.notify_all()
         if self._supervisor is not None:
             self._supervisor.join(CLOSE_S)
@@ -310,29 +314,32 @@ class Client:
     # --- connecting ------------------------------------------------------------------------------
 
     def _connect(self, socket_s: float, all_s: float = math.inf) -> ClientGroup:
-        """One try at a new generation with all its sockets; raises `OSError`.
+        """One try at a new connection: with a server that knows no introductions a second one.
 
-        socket_s: for each of them; all_s: together. A peer may accept and not read what greets it.
+        socket_s: for each of its sockets; all_s: together. A peer may accept and not read what
+        greets it. Raises `OSError`, or a `SyncerError` that the session has recorded.
         """
         until = time.monotonic() + all_s
+        try:
+            return self._open(socket_s, until)
+        except NotUnderstood as error:
+            self.say(f"{self._shown} speaks protocol 4 alone ({error}): no reports, and every "
+                     "connection brings all fragments; dialing again without an introduction")
+        except TurnedAway as error:
+            raise ConnectionRefusedError(str(error)) from None
+        return self._open(socket_s, until)
 
+    def _open(self, socket_s: float, until: float) -> ClientGroup:
+        """A new generation with all its sockets."""
         def left_s() -> float:
             return min(socket_s, max(until - time.monotonic(), LAST_TRY_S))
 
         with self.lock:
-            generation = 0
-            while generation in (0, self.session.last_generation):
-                generation = secrets.randbits(64)
-            connection = self.session.connect(generation)
-        sockets: list[socket.socket] = []
+            connection = self.session.connect(fresh_generation(self.session.last_generation))
+        sockets, received = self._greeting.open(connection, self._address, left_s)
         try:
-            for opening in connection.openings:
-                sockets.append(dial(self._address, left_s()))
-                sockets[-1].settimeout(left_s())
-                sockets[-1].sendall(opening)
-                sockets[-1].settimeout(None)
             return ClientGroup(self.session, connection, sockets, self.lock, self.changed,
-                               news=self.news)
+                               news=self.news, received=received)
         except BaseException:
             for connected in sockets:
                 connected.close()
@@ -404,6 +411,8 @@ class Client:
                 if not group.greeted and (line := self.session.standing()) is not None:
                     group.greeted = True
                     return line
+                if (text := self._notices.take(self.session.notices, time.monotonic())) is not None:
+                    return f"{self._shown}: {text}"
                 if group.silence is not None:
                     silent_s, group.silence = group.silence, None
                     return f"news of {self._shown} again, after {silent_s:.0f} s"
@@ -448,6 +457,8 @@ class Client:
             except OSError as error:
                 reason = error.strerror or str(error)
                 continue
+            except SyncerError:
+                return None  # it is the session's
             self.say(f"connected to {self._shown} again after {attempt + 1} "
                       f"attempt{'s' if attempt else ''}")
             return attempt
@@ -478,6 +489,7 @@ class Client:
         """In a forked child: its copies of the sockets would keep the connection open for good."""
         if self._group is not None:
             self._group.forget()
+        self._greeting.forget()
 
 
 def _after_fork_in_child() -> None:

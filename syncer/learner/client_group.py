@@ -20,9 +20,10 @@ from typing import TypeAlias
 from syncer.errors import SyncerError
 from syncer.gather import advance
 from syncer.learner.connection import CONTROL, Connection
+from syncer.learner.failures import TurnedAway
 from syncer.learner.news import News
 from syncer.learner.pulse import Pulse
-from syncer.learner.session import Session, TurnedAway
+from syncer.learner.session import Session
 from syncer.wire.messages import Bcast
 
 Gather: TypeAlias = list[bytes | memoryview]
@@ -83,14 +84,16 @@ class NoThreads(OSError):
 class ClientGroup:
     """One generation on its sockets: `sockets[0]` is the control socket, already greeted.
 
-    changed: condition on the client's lock, notified whenever a waiter may go on. Raises OSError
-    when the system has no descriptor for its pulse, `NoThreads` when it has no thread.
+    received: bytes that came on it so far. changed: condition on the client's lock, notified
+    whenever a waiter may go on. Raises OSError when the system has no descriptor for its pulse,
+    `NoThreads` when it has no thread.
 
     Large: queues, threads and sockets are one life under one lock, and end together.
     """
 
     def __init__(self, session: Session, connection: Connection, sockets: list[socket.socket],
-                 lock: threading.RLock, changed: threading.Condition, *, news: News):
+                 lock: threading.RLock, changed: threading.Condition, *, news: News,
+                 received: int = 0):
         self.connection = connection
         self.ended_by: str | None = None
         """Why the group ends; None while it lives."""
@@ -106,6 +109,7 @@ class ClientGroup:
         self._lock = lock
         self._changed = changed
         self._sockets = [_Socket(connected, lock) for connected in sockets]
+        self._sockets[CONTROL].bytes_received = received
         self._data = self._sockets[1:] or self._sockets
         self._reading = 0
         self._pulse = Pulse(sockets[CONTROL].fileno())

@@ -7,13 +7,14 @@ outlives the connection: that is in `Session`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from syncer.errors import RemoteProtocolError
 from syncer.kernels import sha256
 from syncer.learner.tensor_messages import TensorMessage
 from syncer.protocol import Msg
 from syncer.wire.encode import chunk_message, encode_data_hello, encode_hello
+from syncer.wire.extended import NoticeText, Welcome, parse_notice, parse_welcome
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
@@ -38,15 +39,19 @@ CONTROL = 0
 """Stream number of the control socket; data socket i is stream i + 1."""
 
 
+Received: TypeAlias = Pull | Bcast | FinalFragment | Manifest | Welcome | NoticeText | str | None
+"""A message of the server; the text of an ERROR, None for SHUTDOWN."""
+
+
 class Inbound(NamedTuple):
     """One parsed frame of the server.
 
-    `message` is None for SHUTDOWN and the text of an ERROR; `digest` is the SHA-256 of the tensor
+    `digest` is the SHA-256 of the tensor
     of a broadcast or final fragment, empty for others.
     """
 
     msg_type: int
-    message: Pull | Bcast | FinalFragment | Manifest | str | None
+    message: Received
     digest: bytes = b""
 
 
@@ -60,14 +65,30 @@ class Connection:
         self._session = session
         self.generation = hello.generation
         self.streams = 1 + hello.num_streams
+        extended = hello.extension is not None
         self.openings = [encode_hello(hello, key)] + [
-            encode_data_hello(DataHello(hello.learner, hello.generation, index))
+            encode_data_hello(DataHello(hello.learner, hello.generation, index),
+                              key if extended else None)
             for index in range(hello.num_streams)]
         """The first frame of each stream."""
-        limits = Limits.for_client(session.layout, session.dtype)
+        self.extended = extended
+        """Whether it introduces itself."""
+        self.welcome: Welcome | None = None
+        """What the server has answered to that, once the session has judged it."""
+        limits = Limits.for_client(session.layout, session.dtype, extended=extended)
         reassembly = Reassembly(limits)
         self._readers = [FrameReader(limits, reassembly) for _ in range(self.streams)]
         self._next_data = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether its data sockets may be dialed, and anything sent but a greeting."""
+        return self.welcome is not None or not self.extended
+
+    @property
+    def instance(self) -> int | None:
+        """The server process at the other end, if it has said so."""
+        return None if self.welcome is None else self.welcome.instance
 
     def buffer(self, stream: int) -> memoryview:
         """Where the next bytes of a stream go; its length is how many are wanted at most."""
@@ -87,22 +108,29 @@ class Connection:
         Raises `RemoteProtocolError` for a frame that a server of this session cannot send.
         """
         session, layout = self._session, self._session.layout
+        message: Received = None
+        digest = b""
         if msg_type == Msg.BCAST_FRAGMENT:
-            bcast = parse_bcast(payload, layout, session.dtype)
-            return Inbound(msg_type, bcast, sha256(bcast.tensor))
-        if msg_type == Msg.FINAL_FRAGMENT:
-            final = parse_final_fragment(payload, layout)
-            return Inbound(msg_type, final, sha256(final.tensor))
-        if msg_type == Msg.PULL_REQ:
-            return Inbound(msg_type, parse_pull(payload, layout))
-        if msg_type == Msg.FINAL_MANIFEST:
-            return Inbound(msg_type, parse_manifest(payload, layout))
-        if msg_type == Msg.SHUTDOWN:
+            message = parse_bcast(payload, layout, session.dtype)
+            digest = sha256(message.tensor)
+        elif msg_type == Msg.FINAL_FRAGMENT:
+            message = parse_final_fragment(payload, layout)
+            digest = sha256(message.tensor)
+        elif msg_type == Msg.PULL_REQ:
+            message = parse_pull(payload, layout)
+        elif msg_type == Msg.FINAL_MANIFEST:
+            message = parse_manifest(payload, layout)
+        elif msg_type == Msg.SHUTDOWN:
             parse_shutdown(payload)
-            return Inbound(msg_type, None)
-        if msg_type == Msg.ERROR:
-            return Inbound(msg_type, parse_error(payload))
-        raise RemoteProtocolError(f"a learner cannot receive message type {msg_type}")
+        elif msg_type == Msg.ERROR:
+            message = parse_error(payload)
+        elif self.extended and msg_type == Msg.WELCOME:
+            message = parse_welcome(payload, len(layout.fragments))
+        elif self.extended and msg_type == Msg.NOTICE:
+            message = parse_notice(payload)
+        else:
+            raise RemoteProtocolError(f"a learner cannot receive message type {msg_type}")
+        return Inbound(msg_type, message, digest)
 
     def feed(self, stream: int, data: bytes | bytearray | memoryview) -> list[Inbound]:
         """Takes bytes of a stream in one go: the frames that changed the session's state.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import secrets
 import socket
 
 from syncer import tcp
@@ -48,6 +49,14 @@ def dial(address: tuple[str, int], timeout_s: float) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+def fresh_generation(last: int | None) -> int:
+    """A number for a new connection: random, not 0, not the last one."""
+    generation = 0
+    while generation in (0, last):
+        generation = secrets.randbits(64)
+    return generation
 
 
 _dice = random.SystemRandom()

@@ -5,7 +5,8 @@ the anchors that come (wire 3.3: `c_steps` is at least one). While rounds close 
 where the final cut will be sent: nobody else knows when that is, and who is away then is not
 expected. A round that cannot close without it would be launched again and again, each time dropping
 what the others have answered; so it goes, and comes back from time to time to see whether the run
-has ended.
+has ended. Where the server has said that a quorum is everybody, there is nothing to find out: no
+round closes without it, and it goes as soon as it is asked.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class EarlyEnd:
         """Steps of them that were asked for again, as a new attempt."""
         self._since: float | None = None
         self._step = 0
+        self.everybody = False
+        """No round closes without all learners."""
         self.away_s = AWAY_MIN_S
         """For how many seconds it leaves the next time."""
 
@@ -49,8 +52,8 @@ class EarlyEnd:
 
     def due(self, news: float, expected_s: float | None) -> float | None:
         """When the run will have waited too long for this learner; `news`: the last merge."""
-        if self._since is None:
-            return None
+        if self._since is None or self.everybody:
+            return self._since
         return max(self._since, news) + max(WAITED_FOR * (expected_s or 0.0), WAITED_FOR_MIN_S)
 
     def reason(self, now: float, news: float, expected_s: float | None) -> str | None:
@@ -60,6 +63,8 @@ class EarlyEnd:
             return None
         if self._again:
             return f"step {self._again[0]} was launched again for want of its answer"
+        if self.everybody:
+            return f"step {self._step} needs the answer of everybody"
         if now >= due:
             return f"step {self._step} waits for its answer"
         return None

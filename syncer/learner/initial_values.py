@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
+from syncer.learner.failures import ConnectionFailed
 from syncer.learner.fragment import Fragment
 from syncer.learner.send_buffers import SendBuffers
-from syncer.learner.session import ConnectionFailed, Phase, Session
+from syncer.learner.session import Session
 
 REPORT_S = 30.0
 """Time between two progress lines while they are sent before training begins."""
@@ -89,9 +90,7 @@ class InitialValues:
             receipt.settled for receipt in self._receipts[:1 - UNDER_WAY_MAX])
 
     def _wanted(self) -> bool:
-        session = self._session
-        return (session.learner == 0 and session.phase is Phase.TRAINING
-                and not any(session.accepted))
+        return self._session.wants_initial_values
 
     def _all_sent(self) -> bool:
         return len(self._receipts) == len(self._fragments) and all(

@@ -23,6 +23,7 @@ from syncer.learner.early_end import EarlyEnd
 from syncer.learner.fragment import Fragment
 from syncer.learner.heartbeats import Heartbeats
 from syncer.learner.initial_values import InitialValues
+from syncer.learner.introduction import Introduction
 from syncer.learner.partition import (
     NamedLayout,
     build_layout,
@@ -30,9 +31,11 @@ from syncer.learner.partition import (
     layout_fingerprint,
     save_layout,
 )
+from syncer.learner.reports import TrainingFigures
 from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Phase, Session
 from syncer.protocol import DTYPES, KEY_VARIABLES
+from syncer.wire.extended import LearnerReport
 from syncer.wire.messages import Pull
 
 ACK_TIMEOUT_S = 900.0
@@ -76,12 +79,17 @@ class Learner:
     YETO_ISLAND_HMAC_KEY, from the environment. profile_hash, contract: 32 bytes or None.
     max_reconnects: attempts over the life, None for no limit. connect_timeout_s: seconds for the
     first connection.
+    run: the name of the run, as the server's --run: 1 to 64 of A-Z a-z 0-9 . _ -; a server of
+    another run refuses this learner. on_lost_run: what to do when the server begins anew at step 0
+    and this learner holds merged values: None raises `RunLost`; "reseed" forgets them, and learner
+    0 brings its parameters as the initial values.
 
     The constructor connects, waiting up to `connect_timeout_s`, and learner 0 sends its values. An
     object that is dropped without `close` leaves the run when it is collected; a second one for the
     same address and id in this process closes the first, whose `step` raises from then on.
     Raises `ConfigError` or `LocalProtocolError` for arguments that cannot be used, and
-    `ConnectionFailed` when the server is not reached or refuses.
+    `ConnectionFailed` when the server is not reached or refuses; its kinds `RunLost` and
+    `RunMismatch` (a server answers that is older than one before) can end a learner at any time.
 
     Large: half of it is what a training loop may call, and the step boundary is one order of
     things; initial values, send buffers and arithmetic are elsewhere.
@@ -94,7 +102,8 @@ class Learner:
                  num_streams: int = 4, key: str | bytes | None = None,
                  compat_group: str | None = None, profile_hash: bytes | None = None,
                  contract: bytes | None = None, max_reconnects: int | None = None,
-                 connect_timeout_s: float = 900.0, bounded_lag: bool = True):
+                 connect_timeout_s: float = 900.0, bounded_lag: bool = True,
+                 run: str | None = None, on_lost_run: str | None = None):
         codes = {name: code for code, name in DTYPES.items()}
         if dtype not in codes:
             raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
@@ -108,17 +117,23 @@ class Learner:
         self._fragments = [
             Fragment([arrays[tensor.name] for tensor in fragment.tensors], codes[dtype])
             for fragment in self._layout.fragments]
+        fingerprint = layout_fingerprint(self._layout)
+        introduction = Introduction(
+            fingerprint if contract is None else contract, run=run, on_lost_run=on_lost_run,
+            names=self._layout.names if learner_id == 0 else None)
+        introduction.silent = run is None and on_lost_run is None
         self._session = Session(
-            self._layout.wire, layout_fingerprint(self._layout), learner=learner_id,
-            dtype=codes[dtype], num_streams=num_streams, contract=contract,
-            profile_hash=profile_hash, compat_group=compat_group, key=_key(key),
-            min_steps_per_sync=min_steps_per_sync, bounded_lag=bounded_lag)
+            self._layout.wire, fingerprint, learner=learner_id, dtype=codes[dtype],
+            num_streams=num_streams, introduction=introduction, profile_hash=profile_hash,
+            compat_group=compat_group, key=_key(key), min_steps_per_sync=min_steps_per_sync,
+            bounded_lag=bounded_lag)
         self._client = Client(self._session, address, connect_timeout_s=connect_timeout_s,
                               max_reconnects=max_reconnects)
         tensors = self._session.tensors
         self._buffers = SendBuffers(max(max(tensors.push_bytes(f), tensors.init_bytes(f))
                                         for f in range(len(self._fragments))))
         self._heartbeats = Heartbeats(time.monotonic())
+        self._reports = TrainingFigures()
         self._count = self._session.heartbeat()
         """The last heartbeat that was sent, or that says what a push has said."""
         self._owed: list[Pull] = []
@@ -153,6 +168,20 @@ class Learner:
         self._heartbeats.stepped(time.monotonic())
         return self._boundary()
 
+    def report(self, *, loss: float | None = None, tokens_per_s: float | None = None,
+               lr: float | None = None, goodput: float | None = None) -> None:
+        """How training goes, for the server's status, metrics and tape; no decision is made of it.
+
+        goodput: share of wall time in optimizer steps. Call it as often as you like: at most once a
+        second the newest figures are sent, now or at a step boundary. A server that speaks protocol
+        4 alone gets none. Raises as `step`.
+        """
+        self._client.check()
+        figures = (loss, tokens_per_s, lr, goodput)
+        self._reports.put(LearnerReport(
+            *(None if figure is None else float(figure) for figure in figures)))
+        self._send_report()
+
     def finish(self, timeout_s: float | None = None) -> Status:
         """Waits for the final cut, writes it into the parameters, and acknowledges it.
 
@@ -185,7 +214,7 @@ class Learner:
         start = time.monotonic()
         deadline, report_s = _deadline(timeout_s), start + WAIT_REPORT_S
         applied = self._apply_broadcasts()
-        while missing := [i for i, f in enumerate(self._fragments) if f.anchor is None]:
+        while missing := session.unapplied():
             if session.phase is not Phase.TRAINING:
                 return self._status(applied, ())
             self._initial.offer()
@@ -246,6 +275,7 @@ class Learner:
         self._initial.offer()
         answered = self._answer_pulls()
         self._send_heartbeat(bool(answered))
+        self._send_report()
         return self._status(applied, answered)
 
     def _apply_broadcasts(self) -> tuple[tuple[int, int], ...]:
@@ -289,6 +319,13 @@ class Learner:
         if reported:
             self._count = self._session.heartbeat()
         client.repeat(self._count, beats.due, beats.every)
+
+    def _send_report(self) -> None:
+        with self._client.lock:
+            connection = self._session.connection
+            reads = connection is not None and connection.welcome is not None
+        if reads and self._client.connected and (frame := self._reports.due(time.monotonic())):
+            self._client.send_control(frame)
 
     def _status(self, applied: tuple[tuple[int, int], ...],
                 answered: tuple[tuple[int, int], ...]) -> Status:
@@ -337,6 +374,7 @@ class Learner:
         with client.lock:
             self._owed = session.owed_pulls() if session.phase is Phase.TRAINING else []
             early.look(now, session.last_generation or 0, self._owed)
+            early.everybody = session.needs_everybody
             reason = early.reason(now, news.last, news.expected_s)
             due = early.due(news.last, news.expected_s)
         if reason is not None:

@@ -17,8 +17,13 @@ reassembly, order of stripes) is a `Connection`; what outlives it is in `Session
 * `pulls`: not yet answered, in order of arrival, the newest of each fragment: the server has at
   most one round of a fragment open, so an answer to an older one would be refused. They end with
   their connection: the server asks the next generation again.
+* `held`: from which server process each of `accepted` came, if it said who it is. HELLO tells, and
+  what WELCOME says is kept counts as heard on the new connection: it is not sent again.
 * the final cut: FINAL_FRAGMENTs with the three rules above in a cache of their own, and a manifest
   that must never change. With the manifest, broadcasts and pulls are no longer handed out.
+
+A learner with an `Introduction` does nothing on a connection before it has judged its WELCOME
+(wire 19); one without speaks protocol 4 alone, byte for byte.
 
 `TRAINING -> FINALIZING (manifest) -> ACKNOWLEDGING (cut applied) -> SHUT_DOWN`; a fatal error sets
 `error`, which ends everything.
@@ -34,11 +39,15 @@ from typing import NamedTuple
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.layout import Layout
-from syncer.learner.connection import Connection, Inbound
+from syncer.learner.connection import Connection, Inbound, Received
+from syncer.learner.failures import ConnectionFailed, TurnedAway, refusal
 from syncer.learner.final_cut import ArrivingCut, is_news
+from syncer.learner.introduction import Introduction
 from syncer.learner.tensor_messages import TensorMessages
-from syncer.protocol import DTYPE_BF16
+from syncer.protocol import DTYPE_BF16, RunState
 from syncer.wire.encode import encode_final_ack, encode_heartbeat, encode_hello
+from syncer.wire.extended import NoticeText, Welcome
+from syncer.wire.extension import Held
 from syncer.wire.hello import Hello
 from syncer.wire.messages import (
     Bcast,
@@ -50,37 +59,7 @@ from syncer.wire.messages import (
     Push,
 )
 
-REFUSALS = (
-    ("session mismatch", "layout_hash_mismatch"),
-    ("HELLO syncer semantic profile", "syncer_profile_mismatch"),
-    ("HELLO is missing the required syncer semantic profile", "syncer_profile_mismatch"),
-    ("HELLO authentication failed", "island_auth_failed"),
-)
-"""ERROR texts (by their start) that will be the same at every attempt, and their metric."""
-
-OUTAGES = (
-    "try again later",
-    "unknown learner",
-    "duplicate connection generation",
-    "duplicate data stream index",
-)
-"""Parts of ERROR texts about a moment, not about this learner: another attempt may succeed."""
-
-
-class ConnectionFailed(SyncerError):
-    """The server refused this learner, or cannot be reached any more.
-
-    `metric` names a deterministic refusal ("layout_hash_mismatch", "syncer_profile_mismatch",
-    "island_auth_failed"), for which the whole island must stop; None for anything else.
-    """
-
-    def __init__(self, text: str, metric: str | None = None):
-        super().__init__(text)
-        self.metric = metric
-
-
-class TurnedAway(ConnectionFailed):
-    """The server could not take this connection now: an outage, after which it is tried again."""
+NOTICES_MAX = 4
 
 
 class Phase(Enum):
@@ -92,16 +71,6 @@ class Phase(Enum):
     SHUT_DOWN = "shut down"
 
 
-def refusal(text: str) -> ConnectionFailed:
-    """What an ERROR frame of this text means to a learner."""
-    for prefix, metric in REFUSALS:
-        if text.startswith(prefix):
-            return ConnectionFailed(f"{metric}: {text}", metric)
-    if any(part in text for part in OUTAGES):
-        return TurnedAway(text)
-    return ConnectionFailed(f"syncer connection failed: {text}")
-
-
 class Session:
     """Everything a learner knows about the protocol, over all its connections.
 
@@ -110,7 +79,8 @@ class Session:
     32 bytes or None. key: island key for the HELLO, or None. min_steps_per_sync: a pull is
     answered after that many steps on the exact anchor. bounded_lag: whether the run may bound how
     old an anchor is; a pull then waits for the version that it is about, else for one step at most.
-    Raises `LocalProtocolError` for values that no HELLO can carry.
+    introduction: what is said beside protocol 4, whose contract is then that of the session; None:
+    nothing. Raises `LocalProtocolError` for values that no HELLO can carry.
 
     Large: it is one state machine; every method is something that happens to a learner, or a
     question about where it stands. What it sends is made by `tensors`, what ends it is in `final`.
@@ -120,7 +90,7 @@ class Session:
                  dtype: int = DTYPE_BF16, num_streams: int = 4, contract: bytes | None = None,
                  profile_hash: bytes | None = None, compat_group: str | None = None,
                  key: bytes | None = None, min_steps_per_sync: int = 1,
-                 bounded_lag: bool = True):
+                 bounded_lag: bool = True, introduction: Introduction | None = None):
         if min_steps_per_sync < 1:
             raise LocalProtocolError(
                 f"min_steps_per_sync must be at least 1, found {min_steps_per_sync}")
@@ -131,11 +101,18 @@ class Session:
         self.min_steps_per_sync = min_steps_per_sync
         self.bounded_lag = bounded_lag
         self._key = key
+        self._introduction = introduction
+        if introduction is not None:
+            contract = introduction.contract
         self._hello = Hello(
             learner, 1, dtype, layout, fingerprint,
             fingerprint if contract is None else contract, profile_hash, num_streams, compat_group)
         encode_hello(self._hello, key)  # every check of a HELLO, before anything is dialed
         count = len(layout.fragments)
+        self.welcome: Welcome | None = None
+        """Of the newest connection that has been judged."""
+        self.notices: deque[NoticeText] = deque(maxlen=NOTICES_MAX)
+        """What the server says that it waits for, until somebody has told it."""
         self.tensors = TensorMessages(learner, layout, dtype)
 
         self.connection: Connection | None = None
@@ -144,6 +121,10 @@ class Session:
         self.steps = 0
         self.tokens = 0
         self.accepted: list[tuple[int, bytes] | None] = [None] * count
+        self._sources: list[int | None] = [None] * count
+        """The server process that sent what was accepted last; None: not known."""
+        if introduction is not None:
+            self._fit(introduction)
         self.broadcasts: deque[Bcast] = deque()
         self.pulls: list[Pull] = []
         self._answered: Pull | None = None
@@ -161,6 +142,15 @@ class Session:
         self._unconfirmed: set[int] = set()
         """Fragments whose anchor is of an older connection, and not known to hold on this one."""
 
+    def _fit(self, introduction: Introduction) -> None:
+        """Leaves the names out if no HELLO of this layout can carry them; raises for the rest."""
+        hello = self._hello._replace(extension=introduction.extension(self.held))
+        try:
+            encode_hello(hello, self._key)
+        except LocalProtocolError:
+            introduction.names = None
+            encode_hello(hello._replace(extension=introduction.extension(self.held)), self._key)
+
     # --- connections -----------------------------------------------------------------------------
 
     def connect(self, generation: int) -> Connection:
@@ -170,7 +160,10 @@ class Session:
         """
         if generation == self.last_generation:
             raise LocalProtocolError(f"generation {generation} is that of the last connection")
-        connection = Connection(self, self._hello._replace(generation=generation), self._key)
+        hello = self._hello._replace(generation=generation)
+        if self._introduction is not None:
+            hello = hello._replace(extension=self._introduction.extension(self.held))
+        connection = Connection(self, hello, self._key)
         self.last_generation = generation
         self.lost(self.connection)
         self.connection = connection
@@ -217,9 +210,11 @@ class Session:
             self.fail(error)
             raise
 
-    def _accept(self, connection: Connection,
-                message: Pull | Bcast | FinalFragment | Manifest | str | None,
-                digest: bytes) -> bool:
+    def _accept(self, connection: Connection, message: Received, digest: bytes) -> bool:
+        if isinstance(message, str):
+            raise self._refusal(connection, message)
+        if not connection.ready or isinstance(message, Welcome | NoticeText):
+            return self._accept_introduction(connection, message)
         if isinstance(message, Bcast):
             return self._accept_broadcast(connection, message, digest)
         if isinstance(message, Pull):
@@ -236,9 +231,47 @@ class Session:
             if news:
                 self.phase = Phase.FINALIZING
             return news
-        if message is None:
-            return self._accept_shutdown()
-        raise refusal(message)
+        return self._accept_shutdown()
+
+    def _refusal(self, connection: Connection, text: str) -> ConnectionFailed:
+        if connection.ready or self._introduction is None:
+            return refusal(text)
+        return self._introduction.refused(text)
+
+    def _accept_introduction(self, connection: Connection, message: Received) -> bool:
+        """NOTICE, and WELCOME: the first word of a server to whom has introduced itself."""
+        if connection.ready and isinstance(message, NoticeText):
+            self.notices.append(message)
+            return True
+        if not isinstance(message, Welcome):
+            raise RemoteProtocolError("the server has sent something else before its WELCOME")
+        if connection.welcome is not None:
+            raise RemoteProtocolError("a second WELCOME on one connection")
+        if connection is not self.connection or self._introduction is None:
+            return False  # late
+        kept = [fragment for fragment, kept in enumerate(message.kept) if kept]
+        for fragment in kept:
+            if self._sources[fragment] is None:
+                raise RemoteProtocolError(
+                    f"WELCOME keeps fragment {fragment}, which this learner has not said to hold")
+        newest = max((seen[0] for seen in self.accepted if seen is not None), default=0)
+        if self._introduction.meet(message, newest, may_forget=self.phase is Phase.TRAINING):
+            self._forget()
+        connection.welcome = self.welcome = message
+        for fragment in kept:
+            self._unheard.discard(fragment)
+            self._confirm(fragment)
+        return True
+
+    def _forget(self) -> None:
+        """Every version: they are of a run that is lost."""
+        count = len(self.layout.fragments)
+        self.accepted = [None] * count
+        self._sources = [None] * count
+        self._applied = [None] * count
+        self.versions = (0,) * count
+        self._answered = None
+        self.broadcasts.clear()
 
     def _accept_broadcast(self, connection: Connection, message: Bcast, digest: bytes) -> bool:
         if self.connection not in (None, connection):
@@ -247,18 +280,24 @@ class Session:
         if message.fragment in self._unheard:
             self._unheard.discard(message.fragment)
             if seen == (message.version, digest):
-                if all(waiting.fragment != message.fragment for waiting in self.broadcasts):
-                    self._unconfirmed.discard(message.fragment)  # the anchor is what holds now
+                self._sources[message.fragment] = connection.instance
+                self._confirm(message.fragment)
                 return False
         elif not is_news(message, digest, seen, "BCAST_FRAGMENT"):
             return False
         self.accepted[message.fragment] = message.version, digest
+        self._sources[message.fragment] = connection.instance
         for older in self.broadcasts:
             if older.fragment == message.fragment:
                 self.broadcasts.remove(older)
                 break
         self.broadcasts.append(message)
         return True
+
+    def _confirm(self, fragment: int) -> None:
+        """What was accepted last holds on this connection: so does the anchor, if it is that."""
+        if all(waiting.fragment != fragment for waiting in self.broadcasts):
+            self._unconfirmed.discard(fragment)
 
     def _accept_shutdown(self) -> bool:
         if self.phase is not Phase.ACKNOWLEDGING:
@@ -335,12 +374,20 @@ class Session:
             self.steps - applied.steps, self.tokens - applied.tokens, memoryview(b""))
 
     def standing(self) -> str | None:
-        """Where the run and this learner are, once this connection has told of every fragment."""
-        if self.connection is None or self._unheard or self.phase is not Phase.TRAINING:
+        """Where the run and this learner are, as soon as this connection has told of it."""
+        connection = self.connection
+        if connection is None or self.phase is not Phase.TRAINING:
             return None
-        step = max(seen[0] for seen in self.accepted if seen is not None)
+        run = "the run"
+        if (welcome := connection.welcome) is not None:
+            run += f" {welcome.run}" * bool(welcome.run)
+            step = f"{welcome.global_step} of {welcome.total_steps}"
+        elif self._unheard:
+            return None
+        else:
+            step = str(max(seen[0] for seen in self.accepted if seen is not None))
         own = f"{self.steps} steps and {self.tokens} tokens" if self.steps else "no step yet"
-        return f"the run is at step {step}; learner {self.learner} has made {own} in this process"
+        return f"{run} is at step {step}; learner {self.learner} has made {own} in this process"
 
     def awaited(self) -> str:
         """What has to happen before there is news for this learner, as far as it can know."""
@@ -360,6 +407,37 @@ class Session:
         if seen is None or seen[0] < pull.step:
             return f"the merge of step {pull.step}, for which it has sent its delta"
         return f"a pull, or a merge after step {pull.step}"
+
+    def unapplied(self) -> list[int]:
+        """Fragments without an anchor of this run."""
+        return [fragment for fragment, applied in enumerate(self._applied) if applied is None]
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Whether the server has said that no round closes without all its learners."""
+        return self.welcome is not None and self.welcome.quorum == self.welcome.learners
+
+    @property
+    def held(self) -> tuple[Held | None, ...]:
+        """Of each fragment the newest broadcast that is here bit for bit, applied or to be applied,
+        if the server process is known that sent it."""
+        return tuple(
+            None if seen is None or source is None else Held(source, seen[0])
+            for seen, source in zip(self.accepted, self._sources, strict=True))
+
+    @property
+    def wants_initial_values(self) -> bool:
+        """Whether the run begins with what this learner brings: learner 0, in a run that waits.
+
+        One that speaks protocol 4 alone says nothing of that: then until a broadcast shows that
+        there are values.
+        """
+        if self.learner != 0 or self.phase is not Phase.TRAINING:
+            return False
+        if self.welcome is None:
+            return not any(self.accepted)
+        return (self.welcome.epoch == 1 and self.welcome.state is RunState.WAITING
+                and len(self._unheard) == len(self.layout.fragments))
 
     # --- the final cut ---------------------------------------------------------------------------
 

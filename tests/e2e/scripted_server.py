@@ -1,18 +1,31 @@
 """The server's end of the protocol for tests of the learner: real sockets, no rounds.
 
 A test says what the server sends and reads what a learner sent. Every wait has a generous deadline
-and fails with a sentence.
+and fails with a sentence. Who introduces himself is welcomed as `welcome` says, or refused as by a
+published server of protocol 4, which takes the block behind a HELLO for a broken end of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import queue
 import select
 import socket
+import threading
 import time
 
 from syncer.protocol import Msg
 from syncer.wire import encode
+from syncer.wire.extended import (
+    LearnerReport,
+    NoticeText,
+    RunState,
+    Welcome,
+    encode_notice,
+    encode_welcome,
+    parse_report,
+)
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.limits import Limits
@@ -38,7 +51,8 @@ class Peer:
 
     def __init__(self, control: socket.socket, hello: Hello, reader: FrameReader):
         self.hello = hello
-        self.limits = Limits.for_server(hello.layout, hello.dtype)
+        self.extended = hello.extension is not None
+        self.limits = Limits.for_server(hello.layout, hello.dtype, extended=self.extended)
         self.reassembly = Reassembly(self.limits)
         self.sockets: list[socket.socket] = []
         self._readers: dict[socket.socket, FrameReader] = {}
@@ -98,6 +112,8 @@ class Peer:
             return parse_push(payload, hello.learner, hello.layout, hello.dtype)
         if msg_type == Msg.HEARTBEAT:
             return parse_heartbeat(payload, hello.learner)
+        if msg_type == Msg.REPORT:
+            return parse_report(payload)
         assert msg_type == Msg.FINAL_ACK, msg_type
         return parse_final_ack(payload)
 
@@ -108,6 +124,9 @@ class Peer:
 
     def receive_push(self) -> Push:
         return self.receive(Push)
+
+    def receive_report(self) -> LearnerReport:
+        return self.receive(LearnerReport)
 
     def receive_ack(self) -> FinalAck:
         return self.receive(FinalAck)
@@ -132,6 +151,9 @@ class Peer:
     def shutdown(self) -> None:
         self.send(encode.encode_shutdown())
 
+    def notice(self, code: int, text: str) -> None:
+        self.send(encode_notice(NoticeText(code, text)))
+
     def error(self, text: str) -> None:
         self.send(encode.encode_error(text))
 
@@ -154,16 +176,33 @@ class Peer:
         self._readers = {}
 
 
-class ScriptedServer:
-    """Listens on a free loopback port; `accept` gives one fully attached learner after another."""
+PUBLISHED_REFUSAL = ("invalid HELLO: invalid HELLO profile extension length: 131 bytes after the "
+                     "contract, expected 2 or 34")
 
-    def __init__(self, *, key: bytes | None = None, learners: int = 8):
+
+class ScriptedServer:
+    """Listens on a free loopback port; `accept` gives one fully attached learner after another.
+
+    A thread reads what each socket says first and answers introductions, which a learner waits for.
+    published: it refuses them, as servers do that were made before there were any.
+    """
+
+    def __init__(self, *, key: bytes | None = None, learners: int = 8, published: bool = False):
+        self.refusal = PUBLISHED_REFUSAL if published else None
+        """What who introduces himself is told instead of a WELCOME."""
+        self.refused = 0
+        """Introductions that were refused."""
+        self.welcome: Welcome | None = Welcome(
+            1, 77, 0, 100, learners, 1, 0.0, RunState.WAITING, "syncer of tests")
+        """What who introduces himself is told; without `kept`, nothing is. None: he waits."""
         self._key = key
         self._learners = learners
         self._peers: list[Peer] = []
+        self._arrived: queue.Queue = queue.Queue()
+        """(socket, its first frame, its reader), or what went wrong with one."""
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(DEADLINE_S)
         self.port = self._listener.getsockname()[1]
+        self._open_door()
 
     @property
     def address(self) -> str:
@@ -173,7 +212,7 @@ class ScriptedServer:
         """The next learner, once all its data sockets are attached; its HELLO is in `hello`."""
         control, (msg_type, payload), reader = self.accept_socket()
         assert msg_type == Msg.HELLO
-        hello = parse_hello(payload, key=self._key, learners=self._learners)
+        hello = self._hello(payload)
         peer = Peer(control, hello, reader)
         self._peers.append(peer)
         indices = []
@@ -182,35 +221,80 @@ class ScriptedServer:
             assert msg_type == Msg.DATA_HELLO
             data_hello = parse_data_hello(payload)
             assert (data_hello.learner, data_hello.generation) == (hello.learner, hello.generation)
+            assert bool(data_hello.proof) == (peer.extended and self._key is not None)
             indices.append(data_hello.stream)
             peer.attach(data, reader)
         assert indices == list(range(hello.num_streams))
         return peer
 
+    def _hello(self, payload) -> Hello:
+        return parse_hello(payload, key=self._key, learners=self._learners)
+
     def accept_socket(self):
         """(socket, its first frame, its reader)."""
-        connected, _ = self._listener.accept()
+        found = self._arrived.get(timeout=DEADLINE_S)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _open_door(self) -> None:
+        threading.Thread(target=self._stand_at, args=(self._listener,), daemon=True).start()
+
+    def _stand_at(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, _ = listener.accept()
+            except OSError:
+                return  # it is not listened to any more
+            try:
+                self._arrive(connected)
+            except (AssertionError, OSError) as error:
+                connected.close()
+                self._arrived.put(error)
+
+    def _arrive(self, connected: socket.socket) -> None:
         connected.settimeout(DEADLINE_S)
         reader = FrameReader(Limits.first_frame())
-        while True:
+        frames = []
+        while not frames:
             count = connected.recv_into(reader.buffer())
             assert count, "connection closed before its first frame"
-            for frame in reader.received(count):
-                return connected, frame, reader
+            frames = list(itertools.islice(reader.received(count), 1))
+        msg_type, payload = frames[0]
+        if msg_type == Msg.HELLO:
+            hello = self._hello(payload)
+            if hello.extension is not None and self.refusal:
+                self.refused += 1
+                connected.sendall(encode.encode_error(self.refusal))
+                connected.close()
+                return
+            if hello.extension is not None and self.welcome is not None:
+                kept = self.welcome.kept or (False,) * len(hello.layout.fragments)
+                connected.sendall(encode_welcome(self.welcome._replace(kept=kept)))
+        self._arrived.put((connected, frames[0], reader))
 
     def stop_listening(self) -> None:
         """Refuses connections, and keeps the port for `listen_again`."""
-        self._listener.close()
+        self._close_door()
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.settimeout(DEADLINE_S)
         self._listener.bind(("127.0.0.1", self.port))
 
     def listen_again(self) -> None:
         self._listener.listen()
+        self._open_door()
+
+    def _close_door(self) -> None:
+        with contextlib.suppress(OSError):  # it may not listen
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def close(self) -> None:
-        self._listener.close()
+        self._close_door()
+        while not self._arrived.empty():
+            found = self._arrived.get()
+            if not isinstance(found, Exception):
+                found[0].close()
         for peer in self._peers:
             peer.close()
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from syncer.learner import ConnectionFailed
+from syncer.learner import ConnectionFailed, dialing
 from syncer.learner import client as client_module
 from syncer.learner.client import Client
 from syncer.learner.client_group import QUEUE_FRAMES_MAX
@@ -70,9 +70,9 @@ def test_a_socket_that_is_connected_to_itself_counts_as_refused(monkeypatch):
     own = socket.socket()
     own.bind(("127.0.0.1", 0))
     own.connect(own.getsockname())
-    monkeypatch.setattr(client_module.socket, "create_connection", lambda *_: own)
+    monkeypatch.setattr(dialing.socket, "create_connection", lambda *_: own)
     with pytest.raises(ConnectionRefusedError):
-        client_module.dial(own.getsockname(), 5.0)
+        dialing.dial(own.getsockname(), 5.0)
     assert own.fileno() == -1
 
 

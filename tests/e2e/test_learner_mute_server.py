@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from syncer.errors import SyncerError
-from syncer.learner import ConnectionFailed, initial_values
+from syncer.learner import ConnectionFailed, greeting, initial_values
 from syncer.learner import client as client_module
 from syncer.learner import learner as learner_module
 from syncer.learner import news as news_module
@@ -137,7 +137,7 @@ def test_sockets_that_are_dialed_one_after_the_other_share_the_limit(monkeypatch
 
     with ScriptedServer() as server:
         client = Client(make_session(num_streams=3), server.address)
-        monkeypatch.setattr(client_module, "dial", slow)
+        monkeypatch.setattr(greeting, "dial", slow)
         monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
         group = client._connect(30.0, 25.0)
         monkeypatch.undo()

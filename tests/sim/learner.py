@@ -13,8 +13,9 @@ import numpy as np
 
 from syncer.errors import SyncerError
 from syncer.learner.connection import Connection
+from syncer.learner.failures import TurnedAway
 from syncer.learner.fragment import Fragment
-from syncer.learner.session import Phase, Session, TurnedAway
+from syncer.learner.session import Phase, Session
 from syncer.protocol import Msg
 from syncer.wire.encode import (
     encode_budget_done,

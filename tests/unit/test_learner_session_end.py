@@ -4,7 +4,8 @@
 import pytest
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
-from syncer.learner.session import ConnectionFailed, Phase
+from syncer.learner import ConnectionFailed
+from syncer.learner.session import Phase
 from syncer.protocol import Msg
 from syncer.wire import encode
 from syncer.wire.messages import Bcast
