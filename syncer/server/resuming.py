@@ -132,7 +132,7 @@ def load_resumable(path: str, config: Config, optimizer: Mapping[str, Any], file
         check_resumable(facts, path, optimizer=optimizer,
                         state=OPTIMIZERS[config.outer_optimizer].state,
                         total_steps=config.total_steps)
-        _check_contract(facts, path, config)
+        check_contract(facts, path, config)
         beside = read_epoch(files.real_path(path), files)
         if beside is not None and beside.contract != facts.contract:
             beside = None
@@ -150,24 +150,20 @@ def _resumption(facts: Facts, beside: EpochFile | None, config: Config, origin: 
 
     lasting: both the file and what this process writes can say by how much steps were raised.
     """
-    lineage = facts.lineage
-    if beside is not None and not lineage.instance and beside.clean == facts.step:
-        lineage = lineage._replace(instance=beside.instance)  # it wrote this, and nothing later
     if beside is not None and not lasting:
         beside = beside._replace(renumbered=0)
     found = raise_of(facts, beside, every=every_of(config), total_steps=config.total_steps,
                      wanted=config.renumber)
-    lineage = lineage.resumed(facts.step, 0 if beside is None else beside.epoch, origin)
-    if not lasting and found.by and facts.step + found.by >= config.total_steps:
-        return Resumption(replace(facts, lineage=lineage), [], facts.step, unfit=found.by)
-    step, count = facts.step + found.by, len(facts.versions)
-    lineage = lineage.raised(found.by)
+    unfit = found.by if not lasting and facts.step + found.by >= config.total_steps else 0
+    by = found.by - unfit
+    lineage = facts.lineage.resumed(facts.step, 0 if beside is None else beside.epoch, origin)
+    lineage = lineage.raised(by)
     if not lasting:
         lineage = lineage._replace(renumbered=0)
+    step, count = facts.step + by, len(facts.versions)
     raised = replace(facts, step=step, lineage=lineage,
                      versions=tuple(version_at(step, p, count) for p in range(count)))
-    return Resumption(raised if found.by else replace(facts, lineage=lineage), [], facts.step,
-                      written_first=bool(found.by) and not lasting)
+    return Resumption(raised, [], facts.step, by > 0 and not lasting, unfit)
 
 
 def every_of(config: Config) -> int:
@@ -175,7 +171,7 @@ def every_of(config: Config) -> int:
     return config.checkpoint_every
 
 
-def _check_contract(facts: Facts, path: str, config: Config) -> None:
+def check_contract(facts: Facts, path: str, config: Config) -> None:
     """Raises `CheckpointMismatch` unless the file is of the run that the settings name."""
     stored, island = facts.lineage.run, config.expected_island_contract
     if config.run and stored and config.run != stored:

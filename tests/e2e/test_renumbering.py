@@ -8,9 +8,11 @@ import threading
 import numpy as np
 import pytest
 
+from syncer.checkpoint.epoch_file import read_epoch
 from syncer.layout import RDA, FragmentLayout, Layout
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
 from syncer.wire import messages
+from syncer.wire.contracts import run_contract
 from tests.e2e.checkpointed import facts_of
 from tests.e2e.scripted import EndOfStream, ScriptedLearner, ServerProcess
 from tests.e2e.waiting import until
@@ -113,3 +115,35 @@ def test_two_published_clients_live_through_four_crashes(tmp_path, dtype, quorum
     assert facts.lineage.renumbered == CRASHES * 8002
     assert sum(entry[0] for entry in facts.ledger.values()) >= STEPS
     assert len(facts.lineage.entries) <= CRASHES
+
+
+def test_a_named_run_is_resumed_as_itself(tmp_path):
+    """By its name or without one; a learner of another run is refused, also without the block."""
+    path = tmp_path / "c"
+    fingerprint = b"\x11" * 32
+    contract = run_contract(fingerprint, "blue")
+    flags = ["--checkpoint-path", str(path), "--checkpoint-every", "1"]
+    with ServerProcess(tmp_path, *flags, "--run", "blue", steps=9) as server:
+        with ScriptedLearner(server.port, 0, LAYOUT) as stranger:
+            assert f"expected session_contract_hash={contract.hex()} (run blue)" in stranger.error()
+        with ScriptedLearner(server.port, 0, LAYOUT, contract=contract) as learner:
+            learner.send_init(INIT)
+            learner.pull(1)
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 143
+    assert facts_of(path).lineage.run == "blue"
+    with ServerProcess(tmp_path, *flags, "--resume", "--run", "red", steps=9,
+                       wait=False) as server:
+        assert server.wait() == 4
+        assert "run: expected red, which --run asks for, found blue" in server.log.text()
+    for more in ((), ("--run", "blue")):
+        with ServerProcess(tmp_path, *flags, "--resume", *more, steps=9) as server:
+            assert server.log.wait("resumed from checkpoint", run="blue")
+            with ScriptedLearner(server.port, 0, LAYOUT) as stranger:
+                assert "run blue" in stranger.error()
+            with ScriptedLearner(server.port, 0, LAYOUT, contract=contract) as learner:
+                learner.pull(1)
+                server.signal(signal.SIGTERM)
+                assert server.wait() == 143
+    assert facts_of(path).lineage.epoch == 1, "of the process that wrote it"
+    assert read_epoch(str(path)).epoch == 3, "no epoch is given twice"
