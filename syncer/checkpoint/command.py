@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from syncer.checkpoint.atomic import written_anew
 from syncer.checkpoint.convert import convert, export
-from syncer.checkpoint.facts import FORMATS
+from syncer.checkpoint.facts import FORMATS, NamedDims
 from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.progress import Progress, size
@@ -63,8 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     one = add("export", "write a model file: parameters under their own names (safetensors)")
     one.add_argument("file", metavar="FILE")
     one.add_argument("output", metavar="OUTPUT")
-    one.add_argument("--layout", metavar="LAYOUT", required=True,
-                     help="layout file of a learner (syncer.learner.save_layout)")
+    one.add_argument("--layout", metavar="LAYOUT",
+                     help="layout file of a learner (syncer.learner.save_layout); default: the "
+                     "names that the checkpoint tells")
     one.add_argument("--fragments", metavar="LIST", help="for example 0,2-4; default: all")
     one = add("restore", "go back: make an earlier checkpoint, as --checkpoint-keep leaves them, "
               "the newest one again; what was done since is set aside, not removed")
@@ -127,6 +128,10 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "optimizer": facts.optimizer, "layout_fingerprint": facts.fingerprint.hex(),
         "session_contract": facts.contract.hex(),
         "profile_hash": facts.profile_hash.hex() if facts.profile_hash else None,
+        "run": facts.lineage.run or None, "epoch": facts.lineage.epoch or None,
+        "instance": f"{facts.lineage.instance:016x}" if facts.lineage.instance else None,
+        "processes_before": len(facts.lineage.entries), "renumbered": facts.lineage.renumbered,
+        "named": facts.names is not None,
         "digests": bool(checkpoint.digests), "fragments": fragments,
         "ledger": [{"learner": learner, "merges": merges, "steps": steps, "tokens": tokens}
                    for learner, (merges, steps, tokens) in facts.ledger.items()],
@@ -156,6 +161,10 @@ def _inspect_lines(record: dict[str, Any]) -> list[str]:
     ]
     if record["profile_hash"]:
         lines.append(f"profile  {record['profile_hash']}")
+    if record["epoch"]:
+        lines.append(f"run      {record['run'] or 'without a name'}, epoch {record['epoch']}, "
+                     f"written by {record['instance'] or '?'}"
+                     + (f", {record['renumbered']} steps added" if record["renumbered"] else ""))
     arrays = ["params", *record["state"]]
     lines += ["", "fragment  version  merge      elements"
               + "".join(f"  {'|' + name + '|':>14}" for name in arrays)]
@@ -262,7 +271,7 @@ def difference(first: Checkpoint, second: Checkpoint, progress: Progress) -> str
     """The first thing that differs: a field that both files have, then elements by their bits."""
     ours, theirs = first.facts, second.facts
     for name in ("step", "versions", "numels", "state", "ledger", "fingerprint", "contract",
-                 "layout", "optimizer", "profile_hash"):
+                 "layout", "optimizer", "profile_hash", "names"):
         a, b = getattr(ours, name), getattr(theirs, name)
         if a != b and None not in (a, b):
             a, b = ((x.hex() if isinstance(x, bytes) else x) for x in (a, b))
@@ -280,20 +289,32 @@ def difference(first: Checkpoint, second: Checkpoint, progress: Progress) -> str
 # ------------------------------------------------------------------------------------ export
 def _export(args: argparse.Namespace) -> int:
     _refuse_own(args)
-    named = load_layout(args.layout)
     with Checkpoint(args.file, args.files) as checkpoint, PathLock(args.output, "OUTPUT"):
-        _check_fingerprint(checkpoint, named, args.layout)
+        names = _names(checkpoint, args.layout)
         chosen = list(_numbers(args.fragments, len(checkpoint.facts.numels)))
         with Progress("exporting", wanted=not args.json) as bar:
             written = written_anew(
                 lambda files: export(checkpoint, args.output, progress=bar, files=files,
-                                     fragments=[(p, named.fragments[p].tensors) for p in chosen]),
+                                     fragments=[(p, names[p]) for p in chosen]),
                 args.files)
-    count = sum(len(named.fragments[p].tensors) for p in chosen)
+    count = sum(len(names[p]) for p in chosen)
     _show(args, {"path": args.output, "bytes": written, "tensors": count, "fragments": chosen,
                  "global_step": checkpoint.facts.step},
           [f"{args.output}: {count} parameters of step {checkpoint.facts.step}, {size(written)}"])
     return 0
+
+
+def _names(checkpoint: Checkpoint, path: str | None) -> Sequence[NamedDims]:
+    """What the parameters are called: as a layout file says, or as the checkpoint does."""
+    if path is None:
+        if checkpoint.facts.names is None:
+            raise ConfigError(f"{checkpoint.path} does not tell what its parameters are called: "
+                              "give the layout file of a learner with --layout")
+        return checkpoint.facts.names
+    named = load_layout(path)
+    _check_fingerprint(checkpoint, named, path)
+    return [tuple((tensor.name, tuple(tensor.shape)) for tensor in fragment.tensors)
+            for fragment in named.fragments]
 
 
 def _numbers(text: str | None, count: int) -> Iterator[int]:

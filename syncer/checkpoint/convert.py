@@ -6,32 +6,23 @@ Must not know the command line. Streams: memory is a few pieces, whatever the si
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
 
-from syncer.checkpoint import safetensors
 from syncer.checkpoint.atomic import AtomicFile
-from syncer.checkpoint.facts import Facts, TensorPlace
+from syncer.checkpoint.facts import NamedDims, TensorPlace
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF
+from syncer.checkpoint.model_file import model_head
 from syncer.checkpoint.reader import Checkpoint
+from syncer.checkpoint.safetensors import F32_BYTES
 from syncer.errors import CheckpointMismatch
 from syncer.kernels import Sha256
 from syncer.layout import Layout
+from syncer.protocol import DTYPE_F32
 
 Progress = Callable[[int, int], None]
-
-
-class Parameter(Protocol):
-    """A tensor of a model file, as learner.partition makes them."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> Sequence[int]: ...
 
 
 def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
@@ -72,47 +63,33 @@ def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
 
 
 def export(source: Checkpoint, path: str | os.PathLike[str],
-           fragments: Iterable[tuple[int, Sequence[Parameter]]], *,
+           fragments: Iterable[tuple[int, NamedDims]], *,
            progress: Progress | None = None, files: Files = FILES) -> int:
     """Write the parameters of some fragments under their own names as a plain safetensors file.
 
-    fragments: (index, its tensors in layout order). Returns the bytes written. Raises
-    `CheckpointMismatch` when the tensors do not fill their fragment.
+    fragments: (index, names and dimensions of its tensors in layout order). Returns the bytes
+    written. Raises `CheckpointMismatch` when the tensors do not fill their fragment.
     """
     chosen = list(fragments)
-    header, total = _model_header(source.facts, chosen)
-    with AtomicFile(path, size_bytes=len(header) + total, files=files) as file:
-        file.append(header)
+    numels = source.facts.numels
+    for index, named in chosen:
+        found = sum(math.prod(dims) for _, dims in named)
+        if found != numels[index]:
+            raise CheckpointMismatch(f"fragment {index} has {numels[index]} elements, the layout "
+                                     f"names {found}")
+    head = model_head([named for _, named in chosen], DTYPE_F32,
+                      {"global_step": str(source.facts.step)})
+    total = F32_BYTES * sum(numels[index] for index, _ in chosen)
+    with AtomicFile(path, size_bytes=len(head) + total, files=files) as file:
+        file.append(head)
         for index, _ in chosen:
-            tensor = TensorPlace(index, "params", source.facts.numels[index])
+            tensor = TensorPlace(index, "params", numels[index])
             stream = Sha256()
             for values in source.pieces(tensor):
                 stream.update(values)
                 file.append(values)
                 if progress is not None:
-                    progress(file.size - len(header), total)
+                    progress(file.size - len(head), total)
             source.check_digest(tensor, stream.hexdigest())
         file.commit()
         return file.size
-
-
-def _model_header(facts: Facts, chosen: Sequence[tuple[int, Sequence[Parameter]]]
-                  ) -> tuple[bytes, int]:
-    """Everything before the first tensor, and the bytes of all tensors."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "global_step": str(facts.step)}}
-    at = 0
-    for index, named in chosen:
-        begun = at
-        for tensor in named:
-            end = at + 4
-            for dim in tensor.shape:
-                end = at + (end - at) * dim
-            entries[tensor.name] = {"dtype": "F32", "shape": list(tensor.shape),
-                                    "data_offsets": [at, end]}
-            at = end
-        if at - begun != 4 * facts.numels[index]:
-            raise CheckpointMismatch(f"fragment {index} has {facts.numels[index]} elements, the "
-                                     f"layout names {(at - begun) // 4}")
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % safetensors.ALIGN)
-    return len(text).to_bytes(8, "little") + text, at

@@ -123,7 +123,8 @@ class Config:
     final_state: str | None = setting(default=None, row=Option(
         "run", OutputFile(),
         "write the final parameters here: u32 fragments, then per fragment u64 elements and f32 "
-        "values, little-endian", metavar="FILE", unset="not written"))
+        "values, little-endian; a FILE.safetensors that loads by name, if learner 0 has told the "
+        "names", metavar="FILE", unset="not written"))
     checkpoint_path: str | None = setting(default=None, row=Option(
         "checkpoint", OutputFile(), "save the whole state here, to resume from", metavar="FILE",
         unset="no checkpoints", hashed=At(16, given)))

@@ -162,7 +162,8 @@ class Persistence:
             written_anew(lambda files: write_marker(checkpoint, step, files), patient)
         if config.final_state is not None:
             path, params = config.final_state, [found.params for found in self.loaded]
-            written_anew(lambda files: write_final_state(path, params, files), patient)
+            written_anew(lambda files: write_final_state(path, params, files, names=self.names,
+                                                         step=step), patient)
             self.log.info("final state written", path=path, step=step)
         self.log.info("training is complete: whoever asks is given the final parameters",
                       step=step, seconds=config.linger_resolved_s)
@@ -302,7 +303,8 @@ class Persistence:
         try:
             written = written_anew(
                 lambda files: write_final_state(path, [version.params for version in versions],
-                                                files), patient)
+                                                files, names=self.names, step=action.step),
+                patient)
         except CheckpointError as problem:
             error = str(problem)
         except BaseException as problem:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from syncer.checkpoint import progress as bars
 from syncer.checkpoint.facts import Cut
+from syncer.checkpoint.lineage import Lineage
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
@@ -172,6 +173,31 @@ def test_export(capsys, files, tmp_path):
                 "1-2")[0] == 0
     assert load_file(tmp_path / "part").keys() == {
         t.name for f in NAMED.fragments[1:] for t in f.tensors}
+
+
+def test_export_takes_the_names_that_the_checkpoint_tells(capsys, files, tmp_path):
+    path, layout, cut = files
+    assert call(capsys, "export", path, tmp_path / "m")[:2] == (2, "")
+    names = tuple(tuple((t.name, tuple(t.shape)) for t in f.tensors) for f in NAMED.fragments)
+    told = dataclasses.replace(cut.facts, names=names, lineage=Lineage("blue", 3, 7, (), 4))
+    write_checkpoint(tmp_path / "told", Cut(told, list(cut.fragments)))
+    assert call(capsys, "export", tmp_path / "told", tmp_path / "mine")[0] == 0
+    assert call(capsys, "export", path, tmp_path / "theirs", "--layout", layout)[0] == 0
+    assert (tmp_path / "mine").read_bytes() == (tmp_path / "theirs").read_bytes()
+    for form in ("yeto-v3", "safetensors"):
+        assert call(capsys, "convert", tmp_path / "told", tmp_path / form, "--to", form)[0] == 0
+    assert (tmp_path / "safetensors").read_bytes() == (tmp_path / "told").read_bytes()
+    status, _, err = call(capsys, "export", tmp_path / "yeto-v3", tmp_path / "m")
+    assert (status, "give the layout file of a learner with --layout" in err) == (2, True)
+    out = call(capsys, "inspect", tmp_path / "told")[1]
+    assert "run      blue, epoch 3, written by 0000000000000007, 4 steps added" in out
+    found = json.loads(call(capsys, "inspect", tmp_path / "told", "--json")[1])
+    assert (found["run"], found["epoch"], found["named"]) == ("blue", 3, True)
+    other = dataclasses.replace(told, names=((("x", names[0][0][1]), *names[0][1:]), *names[1:]))
+    write_checkpoint(tmp_path / "other", Cut(other, list(cut.fragments)))
+    assert call(capsys, "diff", tmp_path / "told", tmp_path / "other")[1].startswith(
+        "first difference: names")
+    assert call(capsys, "diff", tmp_path / "told", path)[0] == 0, "only one of both tells names"
 
 
 @pytest.mark.parametrize("text", ["3", "0-3", "x", "", "1-", "-", "2-1"])

@@ -8,7 +8,9 @@ import socket
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from syncer.cli import main
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.protocol import NoticeCode, RunState
 from syncer.server import shortened
@@ -312,8 +314,9 @@ def named(learner: int, server: ServerThread, names=NAMES) -> ScriptedLearner:
 
 
 def test_names_of_learner_0_go_into_the_checkpoint(tmp_path):
+    model = tmp_path / "model.safetensors"
     settings = dict(learners=1, total_steps=4, checkpoint_path=str(tmp_path / "c"),
-                    checkpoint_every=1)
+                    checkpoint_every=1, final_state=str(model))
     with ServerThread(tmp_path, **settings) as server:
         learner = named(0, server)
         learner.send_init(VALUES)
@@ -332,6 +335,28 @@ def test_names_of_learner_0_go_into_the_checkpoint(tmp_path):
         learner.close()
         assert server.wait() == 0
         assert server.server.persistence.names == tuple(n.tensors for n in NAMES)
+    assert main(["checkpoint", "export", str(tmp_path / "c"), str(tmp_path / "exported")]) == 0
+    assert model.read_bytes() == (tmp_path / "exported").read_bytes()
+    found = load_file(model)
+    assert {name: values.shape for name, values in found.items()} == {
+        "a.weight": (2, 2), "b.bias": (3,)}
+    assert found["a.weight"].tobytes() == learner.final[0].tobytes()
+    assert found["b.bias"].tobytes() == learner.final[1].tobytes()
+
+
+def test_a_model_file_of_a_run_without_names(tmp_path):
+    model = tmp_path / "model.safetensors"
+    with ServerThread(tmp_path, learners=1, total_steps=2, final_state=str(model)) as server:
+        learner = server.learner(0, NAMED)
+        learner.send_init(VALUES)
+        play([learner], 1, 2)
+        learner.finish()
+        learner.close()
+        assert server.wait() == 0
+    found = load_file(model)
+    assert {name: values.shape for name, values in found.items()} == {
+        "fragments.0.params": (4,), "fragments.1.params": (3,)}
+    assert found["fragments.0.params"].tobytes() == learner.final[0].tobytes()
 
 
 # ----------------------------------------------------------------------------- strict rosters
