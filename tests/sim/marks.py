@@ -65,7 +65,7 @@ REQUIRED = frozenset({
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
         "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread",
         "vanish", "ghost")),
-    "a broadcast waited for memory",
+    "a broadcast waited for memory", "told off",
     "log lines lost", "event tape takes nothing", "event tape records lost",
 })
 

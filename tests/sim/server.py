@@ -44,6 +44,7 @@ class SimServer:
         log = Log(config.log_level, config.log_format, system.log_lines(),
                   now=lambda: EPOCH + timedelta(microseconds=world.now_ns // 1000))
         self.server = Server(config, log, system, watch=witness)
+        self.first_step = self.scheduler.global_step
         self.loop: Any = system.the_loop
         self.loop.stir = self.stir
         self.life = self.server.life()
@@ -224,7 +225,8 @@ class SimServer:
         """A defect loses no committed step (rule 13.8), unless the disk does."""
         scheduler = self.scheduler
         if (self.exit_text.startswith("internal error") and scheduler.saves.on
-                and "could not be saved" not in self.exit_text and scheduler.global_step > 0):
+                and "could not be saved" not in self.exit_text
+                and scheduler.global_step > self.first_step):
             assert scheduler.saves.durable_step == scheduler.global_step, "a defect cost a step"
             self.witness.found.add("a defect saved the last cut")
 
