@@ -18,10 +18,19 @@ from syncer.checkpoint.model_file import model_metadata
 from syncer.checkpoint.reader import Checkpoint
 from syncer.learner import Learner
 from syncer.reader import PullFailed, cuts, pull
+from syncer.wire import messages
 from syncer.wire.encode import encode_error
 from tests.e2e.checkpointed import answer, start, train
 from tests.e2e.convex_learner import SHAPES
-from tests.e2e.scripted import MIXED, ROOT, ServerProcess, ServerThread, to_wire, wait_until
+from tests.e2e.scripted import (
+    MIXED,
+    ROOT,
+    ServerProcess,
+    ServerThread,
+    layout_of,
+    to_wire,
+    wait_until,
+)
 from tests.e2e.waiting import step_until
 
 
@@ -192,6 +201,39 @@ def test_a_server_that_is_killed_is_dialed_again_until_it_is_back(tmp_path):
             assert process.records()[before:][-1] | {"seconds": 0, "bytes": 0} == {
                 "path": str(output), "global_step": 9, "final": True, "run": None, "epoch": 2,
                 "dtype": "f32", "tensors": 3, "named": False, "bytes": 0, "seconds": 0}
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_cut_leaves_the_file_before_it(tmp_path):
+    """The cut is larger than all buffers on its way, and its reader stands still meanwhile."""
+    large = layout_of((4_000_000,), (5_000_000,))
+    checkpoint, output = tmp_path / "c", tmp_path / "model.safetensors"
+    flags = ("--checkpoint-path", str(checkpoint), "--checkpoint-every", "1", "--pipeline", "1")
+    with ServerProcess(tmp_path, *flags, steps=4) as server:
+        learner = server.learner(0, large)
+        learner.send_init([np.ones(f.numel, np.float32) for f in large.fragments])
+        learner.pull(1)
+        with PullProcess(tmp_path, f"127.0.0.1:{server.port}", "-o", str(output), "--follow",
+                         "--json") as process:
+            wait_until(process.records, "the first cut")
+            before = output.read_bytes()
+            process.process.send_signal(signal.SIGSTOP)
+            for step in (1, 2):
+                learner.push(messages.Pull((step - 1) % 2, step, 1),
+                             np.full(large.fragments[step - 1].numel, 0.5, np.float32))
+                learner.pull(step + 1)
+            server.signal(signal.SIGKILL)
+            server.process.wait()
+            process.process.send_signal(signal.SIGCONT)
+            process.said("dialing again")
+            assert output.read_bytes() == before
+            assert not output.with_name("model.safetensors.tmp").exists()
+            with ServerProcess(tmp_path, *flags, "--resume", "--port", str(server.port),
+                               steps=4) as second:
+                second.learner(0, large).pull(3)
+                wait_until(lambda: process.records()[-1]["global_step"] == 2, "step 2")
+                _, tensors = read_model(output)
+                assert [data for _, _, data in tensors.values()] == [
+                    values.tobytes() for values in parameters_of(checkpoint)]
 
 
 def test_ctrl_c_says_which_step_the_file_has(tmp_path):

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from syncer.checkpoint.model_file import model_metadata
+
 from .dark_network import NEAR, DarkNetwork, possible, reader, sending
 from .scripted import ROOT
 
@@ -144,3 +146,29 @@ def test_a_machine_that_vanished_and_is_back_at_once_takes_its_own_place(network
                     if event["learner"] == 1 and event["message"] == "learner connected")
     told = events(log, "rebound outstanding pull")[0]
     assert (told["died"], told["generation"]) == (older, newer)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * DARK_S)
+def test_a_pull_whose_link_is_unplugged_goes_on_when_it_is_back(network, start, tmp_path):
+    """Nobody gets an error: keep-alive finds out on both sides, and the file stays whole."""
+    output = tmp_path / "model.safetensors"
+    log = start("server", network.near, "syncer.server", "--learners", "1", "--total-steps",
+                "1000000", "--sync-interval-steps", "0", "--min-round-interval-ms", "50", "--host",
+                NEAR, "--port", str(PORT), "--allow-unauthenticated", "--log-format", "json")
+    start("local", network.near, "tests.e2e.endless_learner", f"{NEAR}:{PORT}", "0")
+    until(lambda: events(log, "outer step"), "the first step")
+    said = start("pull", network.far, "syncer", "pull", f"{NEAR}:{PORT}", "-o", str(output),
+                 "--follow")
+
+    def step() -> int:
+        return int((model_metadata(output) or {})["global_step"]) if output.exists() else -1
+
+    first = until(lambda: step() > 0 and step(), "a cut")
+    network.darken()
+    until(lambda: any("waiting for the next cut" in line for line in said()), "a word of it")
+    until(lambda: any("dialing again" in line for line in said()), "the end of the connection")
+    until(lambda: events(log, "reader left"), "the server's notice of it")
+    dark = step()
+    network.light()
+    until(lambda: step() > dark >= first, "a cut of after the outage")

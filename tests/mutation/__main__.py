@@ -23,6 +23,7 @@ TESTS = ["tests/scenarios", "tests/unit/test_core_formulas.py", "tests/unit/test
          "tests/unit/test_wire_hello.py", "tests/unit/test_server_outbox.py",
          "tests/unit/test_server_catchups.py", "tests/unit/test_server_introductions.py",
          "tests/e2e/test_server_introductions.py",
+         "tests/e2e/test_server_readers.py",
          "tests/checkpoint/test_renumbering.py",
          "tests/property/test_scheduler.py", "tests/sim"]
 PATIENCE_S = 600

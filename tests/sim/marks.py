@@ -17,6 +17,9 @@ REQUIRED = frozenset({
     "a silent connection gave its slot away", "a late frame of the dead", "exact fold rebuilt",
     "final cut again", "a learner was refused",
     "catch-up waits for its turn", "catch-up begins after its wait",
+    # readers
+    "a reader has a cut", "a reader has the final cut", "a reader was shut down",
+    "a reader was refused",
     # waits
     *(f"notice: {code.name}" for code in NoticeCode if code is not NoticeCode.CLAIMED_TWICE),
     # deadlines
