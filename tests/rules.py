@@ -49,6 +49,7 @@ ELSEWHERE = {
     "15.2": [f"{TURNS}::test_32_joiners_do_not_choke_those_who_train",
              f"{TURNS}::test_many_slow_links_are_served_side_by_side"],
     "15.3": [f"{TURNS}::test_a_dead_link_in_front_gives_its_turn_away"],
+    "15.7": [f"{TURNS}::test_who_waits_long_for_a_turn_is_told_again"],
     "15.4": [f"{TURNS}::test_readers_wait_for_whoever_joins"],
     "15.5": [f"{READERS}::test_a_slow_reader_skips_cuts_and_each_is_whole",
              f"{READERS}::test_who_follows_gets_every_cut_and_the_final_one"],

@@ -22,6 +22,8 @@ rule 15.3. A turn in which the peer acknowledges nothing for two seconds goes to
     dead link in front must not keep the others out. Its member goes to the end, with what it got.
 rule 15.4. Readers stand behind everybody who joins, whenever he comes, and are served like them
     otherwise. No round waits for what they are sent, so none of it goes before its turn.
+rule 15.7. Who waits for its turn is held by no fault of its own, and it may be long: its learner is
+    told behind whom it stands, as anybody is for whom a run waits (rule 16.2).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from statistics import median
 
+from syncer.protocol import NoticeCode
 from syncer.server.group import Group
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
@@ -50,6 +53,7 @@ SHIELD_NS, SLICE_NS = 20 * MS, 10 * MS
 PAUSE_NS = 1000 * MS
 """Longest pause for a broadcast that is measured undisturbed."""
 STALLED_NS = 2 * 10**9
+TURN_SAID_NS, TURN_SAID_AGAIN_NS = 5 * 10**9, 30 * 10**9
 GROW_BELOW, SHRINK_ABOVE = 1.2, 1.4
 """Times that a broadcast takes of what it takes undisturbed; 1.5 is what it may."""
 ALONE_EVERY = 16
@@ -70,12 +74,13 @@ class Turn:
     """A member's place in the line. `begun`: its catch-up is queued. `reads`: it is a reader, who
     is behind every member, and through when its queue is empty."""
 
-    __slots__ = ("acknowledged", "begun", "group", "progress_ns", "reads", "since_ns")
+    __slots__ = ("acknowledged", "begun", "group", "progress_ns", "reads", "since_ns", "tell_ns")
 
     def __init__(self, group: Group, now_ns: int, reads: bool = False):
         self.group = group
         self.begun = self.reads = reads
         self.since_ns = self.progress_ns = now_ns
+        self.tell_ns = now_ns + TURN_SAID_NS
         self.acknowledged = 0
 
 
@@ -199,17 +204,18 @@ class Headroom:
 class CatchUps:
     """The line of those who catch up. `limit`: how many at once, None for as many as do no harm.
 
-    versions(), images(group): of every fragment, as it is now; nothing if that ends the group. One
-    that has no sign of progress for `write_timeout_ns` is lost, as one is that takes no bytes.
+    versions(), images(group): of every fragment, as it is now; nothing if that ends the group.
+    notice(group, code, text): tells a learner what it waits for. A member that has no sign of
+    progress for `write_timeout_ns` is lost, as one is that takes no bytes.
 
     Large: the line, the broadcasts under way and the one timer belong together.
     """
 
     def __init__(self, loop: Loop, log: Log, *, versions: Callable[[], list[int]],
                  images: Callable[[Group], list[WireVersion]], limit: int | None,
-                 write_timeout_ns: int):
+                 write_timeout_ns: int, notice: Callable[[Group, NoticeCode, str], None]):
         self.loop, self.log, self.versions, self.images = loop, log, versions, images
-        self.limit, self.write_timeout_ns = limit, write_timeout_ns
+        self.limit, self.write_timeout_ns, self.notice = limit, write_timeout_ns, notice
         self.line: dict[Group, Turn] = {}
         self.flights: list[Flight] = []
         self.headroom = Headroom()
@@ -335,6 +341,7 @@ class CatchUps:
             if place < at_once and not turn.begun:
                 self._begin(turn, now_ns)
             if not turn.begun:
+                self._tell_waiting(turn, place, now_ns)
                 continue
             in_flight = group.in_flight()
             on_the_way += in_flight
@@ -349,6 +356,21 @@ class CatchUps:
         self.headroom.peak = max(self.headroom.peak, on_the_way)
         self.tick_ns = TICK_NS if moved else min(2 * self.tick_ns, IDLE_TICK_NS)
         self._arm(now_ns)
+
+    # rule 15.7
+    def _tell_waiting(self, turn: Turn, place: int, now_ns: int) -> None:
+        """Its learner sees nothing come, and is to know why."""
+        if now_ns < turn.tell_ns:
+            return
+        turn.tell_ns = now_ns + TURN_SAID_AGAIN_NS
+        group, waited_ns = turn.group, now_ns - turn.since_ns
+        ahead = named([other.group.learner for other in list(self.line.values())[:place]])
+        self.log.info("catch-up waits for its turn", learner=group.learner,
+                      generation=group.generation, behind=ahead, waited_s=waited_ns // 10**9)
+        self.notice(group, NoticeCode.OTHER, (
+            f"learner {group.learner} waits for its turn to be sent the model, behind {ahead}, "
+            "without a limit; the rounds go on without it meanwhile; more catch-ups side by side "
+            "(--max-concurrent-catchups) slow the rounds down"))
 
     def _begin(self, turn: Turn, now_ns: int) -> None:
         """Queue the current versions; what was committed since the HELLO is in them."""

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from syncer.core import actions, events
 from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
-from syncer.protocol import Msg, bulk_dtype, tensor_bytes
+from syncer.protocol import Msg, NoticeCode, bulk_dtype, tensor_bytes
 from syncer.server.catchups import CatchUps
 from syncer.server.group import Group
 from syncer.server.log import Log
@@ -47,7 +47,8 @@ class Outgoing:
                  find: Callable[[int, int], Group | None], loop: Loop, log: Log,
                  handle: Callable[[events.Event], None],
                  free_spares: Callable[[], None] = lambda: None,
-                 catchups_max: int | None = None, write_timeout_ns: int = 180 * 10**9):
+                 catchups_max: int | None = None, write_timeout_ns: int = 180 * 10**9,
+                 notice: Callable[[Group, NoticeCode, str], None] = lambda *said: None):
         self.dtype, self.fragments = hello.dtype, len(hello.layout.fragments)
         self.store, self.find, self.loop, self.log, self.handle = store, find, loop, log, handle
         self.free_spares = free_spares
@@ -66,7 +67,7 @@ class Outgoing:
         self.catchups = CatchUps(
             loop, log, versions=self._versions,
             images=lambda group: self._all(Msg.BCAST_FRAGMENT, group), limit=catchups_max,
-            write_timeout_ns=write_timeout_ns)
+            write_timeout_ns=write_timeout_ns, notice=notice)
 
     def owners(self) -> dict[type, Callable[[Any], None]]:
         """Who carries out the actions that send something, each behind those before it."""

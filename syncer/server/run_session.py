@@ -94,7 +94,8 @@ class RunSession:
                                  log=parts.log, handle=handle,
                                  free_spares=lambda: _free_spares(self.pool),
                                  catchups_max=config.max_concurrent_catchups,
-                                 write_timeout_ns=config.write_timeout_s * 10**9)
+                                 write_timeout_ns=config.write_timeout_s * 10**9,
+                                 notice=self.notices.say)
         most = pushes_max(config, hello.layout)
         self.pool.spare_bytes_max = self.pool.bytes_max = most
         self.outgoing.pool.spare_bytes_max = 4 * hello.layout.largest  # two bf16 bodies

@@ -8,6 +8,8 @@ from statistics import median
 import pytest
 
 from syncer.layout import AVG, FragmentLayout, Layout
+from syncer.protocol import NoticeCode
+from syncer.server import catchups
 from tests.sim.clock import MS, SECOND
 from tests.sim.fleet import Fleet
 from tests.sim.reader import SimReader
@@ -129,6 +131,31 @@ def test_a_limit_is_a_limit_and_whoever_waits_is_told_behind_whom():
             world.step()
         assert any("behind" in line for line in joining.lines("catch-up waits for its turn"))
         assert joining.lines("catch-up begins after its wait")
+
+
+def test_who_waits_long_for_a_turn_is_told_again(monkeypatch):
+    """With times that fit a catch-up of a tenth of a second."""
+    assert (catchups.TURN_SAID_NS, catchups.TURN_SAID_AGAIN_NS) == (5 * SECOND, 30 * SECOND)
+    monkeypatch.setattr(catchups, "TURN_SAID_NS", 20 * MS)
+    monkeypatch.setattr(catchups, "TURN_SAID_AGAIN_NS", 40 * MS)
+    joining = Joining(2, max_concurrent_catchups=1)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        world, said = joining.fleet.world, []
+        line = joining.server.server.session.outgoing.catchups
+        line.notice = lambda group, *notice: said.append((world.now_ns, group.learner, *notice))
+        for learner in joining.late:
+            learner.restart()
+        world.wait(lambda: len(joining.held()) == 2)
+        begun_ns = world.now_ns
+        (second,) = [group.learner for group, turn in line.line.items() if not turn.begun]
+        world.wait(lambda: len(said) == 2)
+    for (told_ns, learner, code, text), after_ms in zip(said, (20, 60), strict=True):
+        assert (learner, code) == (second, NoticeCode.OTHER)
+        assert "for its turn to be sent the model, behind" in text
+        assert 0 <= told_ns - begun_ns - after_ms * MS < 20 * MS
+    assert [line for line in joining.lines("catch-up waits for its turn") if "waited_s=0" in line]
 
 
 def test_a_dead_link_in_front_gives_its_turn_away():
