@@ -241,6 +241,15 @@ def test_a_process_is_known_before_it_answers(tmp_path):
     store.close()
 
 
+def test_what_was_never_merged_has_a_number_of_the_new_cut(tmp_path):
+    """One of 0 would be older than what learners got of a step that is lost."""
+    left_by(tmp_path / "c", 1, BESIDE, ME._replace(entries=(), renumbered=0))
+    store, _ = persistence(tmp_path / "c")
+    assert (store.resumed.step, store.total_steps) == (1 + 8004, T + 8004)
+    assert [found.version for found in store.loaded] == [8005, 8003, 8004]
+    store.close()
+
+
 def test_a_process_that_cannot_be_known_does_not_begin(tmp_path):
     path = tmp_path / "c"
     left_by(path, 40, BESIDE)

@@ -13,6 +13,7 @@ from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import OPTIMIZERS, FragmentStore, HelocoConstants
 from syncer.merge.buffers import BufferPool
 from syncer.ranges import OUTER_OPTIMIZER
+from syncer.steps import version_at
 from tests.golden import merge_reference as reference
 
 F32 = np.float32
@@ -299,21 +300,25 @@ def test_steady_state_is_the_model_and_one_spare_result_per_committing_round():
     assert store.live_buffers == 12
 
 
-def test_a_restored_cut_continues_the_same_run():
+@pytest.mark.parametrize("added", [0, 8, 2_000_000_000_000])
+@pytest.mark.parametrize("at", [1, 5])
+def test_a_restored_cut_continues_the_same_run(added, at):
+    """Also under other numbers, and if a fragment was not merged yet: what is counted is merges."""
     options = {"outer_optimizer": "delayed-nesterov", "dn_period": 3, "fragments": 2}
     grads = [push([t, 1, -t, 2, 3, t]) for t in range(1, 11)]
     whole = store_of(AVG, **options)
     for t, g in enumerate(grads, start=1):
         commit(whole, g, t, (t - 1) % 2)
-        if t == 5:
+        if t == at:
             cut = [whole.current(p) for p in range(2)]
     resumed = FragmentStore(whole.layout, lr=0.7, momentum=0.9, outer_optimizer="delayed-nesterov",
                             dn_period=3)
     for p, version in enumerate(cut):
-        adopted = resumed.adopt(p, version.params, version=version.version, state=version.state)
+        adopted = resumed.adopt(p, version.params, version=version_at(at + added, p, 2),
+                                renumbered=added, state=version.state)
         assert adopted.commits == version.commits
-    for t in range(6, 11):
-        commit(resumed, grads[t - 1], t, (t - 1) % 2)
+    for t in range(at + 1, 11):
+        commit(resumed, grads[t - 1], t + added, (t - 1) % 2)
     for p in range(2):
         assert resumed.current(p).params.tobytes() == whole.current(p).params.tobytes()
 
