@@ -157,6 +157,10 @@ MEANINGS = {
     "the file system cannot make a new name durable":
         "it has no fsync for directories (SMB, some in user space); said once, a power failure may "
         "bring the file before back",
+    "the run goes on without a checkpoint":
+        "it could not be written, for the reason in the line before; `on_disk` is the step that a "
+        "crash would go back to, and the next checkpoint is tried when it is due "
+        "(`--on-checkpoint-error`)",
     "background checkpoint failed": "the last good one stays; the next is tried as ever",
     "report of a spent budget refused":
         "a learner says that it has made `steps` steps, and that is not what the run expects: its "
@@ -187,7 +191,7 @@ FORWARDED = {"text", "line", "ending.text", "action.text"}
 """Arguments that bring a text from elsewhere; `line` is a line of a traceback, at debug level."""
 
 LEVEL_FIRST = {"log", "Log", "write"}
-ENDS = {"end", "fail", "Exit", "RunEnd"}
+ENDS = {"end", "fail", "fail_with", "Exit", "RunEnd"}
 CALL = re.compile(r"(?<![\w\"'`.])(?:(?:\w+\.)*(?:log\.(?:debug|info|warning|error|write)|log|warn"
                   r"|remark|end|fail|Exit|RunEnd)|act(?:ions)?\.Log)(?=\()")
 DEF = re.compile(r"^ *(?:async )?(?:def|cdef|cpdef) [^\n]*\(", re.MULTILINE)

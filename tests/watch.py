@@ -64,6 +64,7 @@ class Watch:
         self.saves: list[act.Save] = []
         self.initial = scheduler.global_step  # or the initial cut is out
         self.durable = durable_step
+        self.save_failed = False
 
     def event(self, event):
         """Before the scheduler sees an event."""
@@ -82,8 +83,9 @@ class Watch:
                 self.sent[member].update(enumerate(event.delivered))
         elif isinstance(event, ev.Saved) and self.saves:
             save = self.saves.pop()
-            if event.error is None and save.kind is not act.SaveKind.FINAL_STATE:
-                self.durable = save.step
+            if save.kind is not act.SaveKind.FINAL_STATE:
+                self.save_failed = event.error is not None
+                self.durable = self.durable if self.save_failed else save.step
         elif isinstance(event, ev.MergeDone) and event.nothing_left:
             self.nothing_left(event.step)
         elif isinstance(event, ev.FinalAck) and event.step == self.last_step:
@@ -276,15 +278,20 @@ class Watch:
     def on_save(self, action):
         assert not self.saves, f"13: {action} while {self.saves} is under way"
         assert action.kind is act.SaveKind.FINAL_STATE or self.durable <= action.step
-        ahead = action.kind is act.SaveKind.ROUND and self.durable >= 0
+        ahead = (action.kind is act.SaveKind.ROUND
+                 and self.scheduler.phase is not Phase.WAITING)
         assert action.step == self.published + ahead, f"{action} after step {self.published}"
         if action.kind not in (act.SaveKind.ROUND, act.SaveKind.PERIODIC):
             assert not self.scheduler.rounds, f"{action} with rounds open"
         self.saves.append(action)
 
     def visible(self, action):
-        """12: with a checkpoint of every step nothing goes out that is not on disk."""
-        if self.config.checkpoint_path and self.config.checkpoint_every == 1:
+        """12: with a checkpoint of every step nothing goes out that is not on disk, without nothing
+        before version 0 is; unless the write has failed and the run goes on without."""
+        if not self.config.checkpoint_path or (self.save_failed and self.config.goes_on_unsaved):
+            return
+        assert self.durable >= 0 or self.first_step > 1, f"10.2: {action}, and there is no file"
+        if self.config.checkpoint_every == 1:
             assert self.durable == self.published, f"12: {action}, but {self.durable} is durable"
 
     def on_sendfinal(self, action):
@@ -299,4 +306,7 @@ class Watch:
 
     def on_exit(self, action):
         assert not self.owned, f"payloads {list(self.owned.values())} die with the run"
+        committed = self.published >= self.first_step
+        if self.config.checkpoint_path and committed and action.status and not self.save_failed:
+            assert self.durable == self.published, f"13.4: {action} costs step {self.published}"
         self.exit = action

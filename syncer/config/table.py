@@ -66,10 +66,14 @@ from syncer.values import (
 LearnerWeight = Literal["tokens2-over-steps", "equal"]
 PresetName = Literal["local", "regions", "spot", "reproducible"]
 Auto = Literal["auto"]
+OnError = Literal["stop", "continue"]
+IsoBackend = Literal["scalar"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 LEARNER_WEIGHT: Choice[LearnerWeight] = Choice(get_args(LearnerWeight))
 PRESET: Choice[PresetName] = Choice(get_args(PresetName))
+ON_ERROR: Choice[OnError] = Choice(get_args(OnError))
+ISO_BACKEND: Choice[IsoBackend] = Choice(get_args(IsoBackend))
 LOG_LEVEL: Choice[LogLevel] = Choice(get_args(LogLevel))
 LOG_FORMAT: Choice[LogFormat] = Choice(get_args(LogFormat))
 SWITCH = Switch()
@@ -105,6 +109,8 @@ class Config:
 
     Raises `ConfigError`, in one sentence, for the first row (in this order) whose value is not
     admitted, then for the first rule of `RULES` that the values break together.
+
+    Large: what a run makes of several values together is said once, here.
     """
 
     # ------------------------------------------------------------------------------ run, checkpoint
@@ -170,6 +176,10 @@ class Config:
     checkpoint_retries: int = setting(default=1, row=Option(
         "checkpoint", Whole(0, 1000), "errors of one save that may pass by and are tried again",
         metavar="N", needs=(A_FILE,)))
+    on_checkpoint_error: OnError | None = setting(default=None, row=Option(
+        "checkpoint", ON_ERROR, "what a checkpoint that cannot be written does, unless it is the "
+        "last one: end the run with status 5, or nothing until the next one",
+        unset="stop with --checkpoint-every 1, else continue", needs=(CHECKPOINT,)))
     checkpoint_direct: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "write past the page cache, where the file system can",
         needs=(CHECKPOINT,)))
@@ -351,6 +361,9 @@ class Config:
     merge_stats: bool = setting(default=False, row=Option(
         "merge", SWITCH, "add numbers that explain each merge to its record on the event tape",
         needs=(TAPE,)))
+    iso_backend: IsoBackend = setting(default="scalar", row=Option(
+        "merge", ISO_BACKEND, "of published launchers, which give it: iso fragments have one way "
+        "of being merged here, and no other is accepted"))
     merge_threads: int = setting(default_factory=available_cores, row=Option(
         "merge", Whole(1, MERGE_THREADS_MAX),
         "threads of one merge, 1 to 32; the bits are the same for every N", metavar="N",
@@ -388,6 +401,13 @@ class Config:
         """Seconds to wait for FINAL_ACKs: the quorum timeout unless given."""
         given = self.final_ack_timeout_s
         return self.quorum_timeout_s if given is None else given
+
+    @property
+    def goes_on_unsaved(self) -> bool:
+        """Whether a checkpoint that cannot be written, but for the last one, ends nothing."""
+        if self.on_checkpoint_error is None:
+            return self.checkpoint_every > 1
+        return self.on_checkpoint_error == "continue"
 
     @property
     def linger_resolved_s(self) -> int:

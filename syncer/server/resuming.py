@@ -168,7 +168,7 @@ def _resumption(facts: Facts, beside: EpochFile | None, config: Config, origin: 
 
 def every_of(config: Config) -> int:
     """The file of this process holds what it broadcasts but for so many steps; 1: all of it."""
-    return config.checkpoint_every
+    return max(config.checkpoint_every, 2) if config.goes_on_unsaved else config.checkpoint_every
 
 
 def check_contract(facts: Facts, path: str, config: Config) -> None:

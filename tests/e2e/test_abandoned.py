@@ -49,7 +49,7 @@ def test_a_server_that_is_told_to_end_does_not_wait_for_a_merge(tmp_path, monkey
         server.server.stop()
         learner.close()
         assert server.wait() == 128 + signal.SIGTERM
-        assert server.log.find("checkpoint written", kind="shutdown", step=0)
+        assert server.log.find("checkpoint written", kind="periodic", step=0)
         workers = list(server.server.workers.threads)
     assert any(worker.is_alive() for worker in workers)
     gate.set()

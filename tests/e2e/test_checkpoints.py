@@ -54,7 +54,9 @@ def test_every_step_is_on_disk_before_its_broadcast(tmp_path, undisturbed):
         assert len(server.log.find("checkpoint committed")) == 4
         assert server.log.find("checkpoint written", step=4, kind="final")
     records = tape_records(tape)
-    events = [(r["event"], r["step"], r.get("kind")) for r in records if "event" in r]
+    assert not [r for r in records if "step" in r and r.get("event") in ("checkpoint", "resume")]
+    events = [(r["event"], r.get("step", r.get("at_step")), r.get("kind"))
+              for r in records if "event" in r]
     assert events == [("checkpoint", 0, "round"), ("init", 0, None), ("checkpoint", 1, "round"),
                       ("checkpoint", 2, "round"), ("checkpoint", 3, "round"),
                       ("checkpoint", 4, "final")]
@@ -77,7 +79,7 @@ def test_periodic_and_final_checkpoints(tmp_path, undisturbed, background):
         assert server.wait() == 0
     assert names_in(tmp_path) == {"c", "c.epoch", "c.step-0", "c.step-3", "c.step-6",
                                   server.log_path.name}
-    for name, step in (("c.step-3", 3), ("c.step-6", 6), ("c", 8)):
+    for name, step in (("c.step-0", 0), ("c.step-3", 3), ("c.step-6", 6), ("c", 8)):
         assert cut_in((tmp_path / name).read_bytes())[1] == cut_in(undisturbed[step])[1]
 
 
@@ -109,8 +111,12 @@ class Held(Files):
         self.reached = threading.Event()
         self.go_on = threading.Event()
         self.failing: OSError | None = None
+        self.is_first = True
 
     def create(self, path, *, direct=False):
+        if self.is_first:
+            self.is_first = False
+            return super().create(path, direct=direct)
         self.reached.set()
         assert self.go_on.wait(PATIENCE_S)
         if self.failing is not None:
@@ -260,8 +266,8 @@ def test_a_failed_background_write_ends_the_run_at_the_next_wait(tmp_path):
     files.go_on.set()
     with (
         ServerThread(tmp_path, total_steps=9, pipeline=1, checkpoint_path=str(path),
-                     checkpoint_every=2, background_checkpoint=True, overwrite=True,
-                     files=files) as server,
+                     checkpoint_every=2, background_checkpoint=True,
+                     on_checkpoint_error="stop", files=files) as server,
         ScriptedLearner(server.port, 0) as learner,
     ):
         start(learner)
@@ -352,3 +358,96 @@ def test_a_fault_at_any_call_of_a_save_ends_the_run_with_status_5(tmp_path, call
         assert "Input/output error; the file that was there is unchanged" in line["message"]
     assert names_in(tmp_path) == {"c", "c.epoch", server.log_path.name}
     assert facts_of(path).step == 0
+
+
+def test_version_0_is_on_disk_before_the_first_broadcast_of_every_run(tmp_path, undisturbed):
+    """A server killed before its first periodic file is resumed, whoever gave the values."""
+    path = tmp_path / "c"
+    line = flags(path, 50, "--resume", "auto")
+    with (
+        ServerProcess(tmp_path, *line, steps=9) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        start(learner).pull(1)
+        assert facts_of(path).step == 0
+        assert cut_in(path.read_bytes())[1] == cut_in(undisturbed[0])[1]
+        server.signal(signal.SIGKILL)
+        server.wait()
+    with (
+        ServerProcess(tmp_path, *line, steps=9) as server,
+        ScriptedLearner(server.port, 0) as again,
+    ):
+        server.log.wait("resumed from checkpoint")
+        train(again, 9)  # which gives no initial values any more
+        again.finish()
+        again.close()
+        assert server.wait() == 0
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_directory_that_is_away_for_a_while_ends_no_run(tmp_path, background):
+    """Really moved away, over two checkpoints, and back: the third one is written."""
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    path, tape = home / "c", tmp_path / "tape"
+    more = ("--background-checkpoint",) if background else ()
+    with (
+        ServerProcess(tmp_path, *flags(path, 2, "--event-tape", str(tape), "--checkpoint-keep", "9",
+                                       *more), steps=9) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        train(start(learner), 2)
+        server.log.wait("checkpoint written", step=2)
+        home.rename(away)
+        for step in (4, 6):
+            train(learner, 2)
+            server.log.wait("checkpoint not written", step=step, level="error")
+            server.log.wait("the run goes on without a checkpoint", step=step, on_disk=2)
+        train(learner, 1)
+        learner.pull(8)
+        assert facts_of(away / "c").step == 2
+        away.rename(home)
+        answer(learner, messages.Pull(1, 8, 1))
+        server.log.wait("checkpoint written", step=8)
+        answer(learner, learner.pull(9))
+        learner.finish()
+        learner.close()
+        assert server.wait() == 0
+    assert facts_of(path).step == 9
+    assert names_in(home) == {"c", "c.epoch", "c.step-0", "c.step-2", "c.step-8"}
+    counts = {record["step"]: record.get("failed_saves") for record in tape_records(tape)
+              if "responders" in record}
+    assert (counts[2], counts[5], counts[7], counts[9]) == (None, 1, 2, None)
+
+
+def test_the_last_checkpoint_must_be_written(tmp_path):
+    home, away = tmp_path / "home", tmp_path / "away"
+    home.mkdir()
+    with (
+        ServerProcess(tmp_path, *flags(home / "c", 2), steps=5) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        train(start(learner), 2)
+        server.log.wait("checkpoint written", step=2)
+        home.rename(away)
+        train(learner, 3)
+        learner.ended()
+        assert server.wait() == 5
+        assert server.log.find("checkpoint (final) of step 5 could not be written", status=5)
+    assert facts_of(away / "c").step == 2
+
+
+def test_a_run_that_is_told_to_stop_stops_at_the_first_failure(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    with (
+        ServerProcess(tmp_path, *flags(home / "c", 2, "--on-checkpoint-error", "stop"),
+                      steps=9) as server,
+        ScriptedLearner(server.port, 0) as learner,
+    ):
+        answer(start(learner), learner.pull(1))
+        learner.pull(2)
+        home.rename(tmp_path / "away")
+        answer(learner, messages.Pull(1, 2, 1))
+        learner.ended()
+        assert server.wait() == 5

@@ -62,13 +62,14 @@ def test_a_defect_between_a_step_and_its_fragments_saves_nothing(tmp_path, monke
 def test_a_defect_in_a_save_is_an_answer(tmp_path, monkeypatch, background):
     """As a save that fails: nobody waits for it without end."""
     path = tmp_path / "c"
-    monkeypatch.setattr(saver, "write_checkpoint", no_memory)
     with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path), checkpoint_every=2,
-                      background_checkpoint=background) as server:
+                      background_checkpoint=background, on_checkpoint_error="stop") as server:
         learner = server.learner(0, SMALL)
         learner.send_init([ZEROS])
         for step in range(1, 5 if background else 3):
-            learner.push(learner.pull(step), ZEROS)
+            pull = learner.pull(step)
+            monkeypatch.setattr(saver, "write_checkpoint", no_memory)
+            learner.push(pull, ZEROS)
         learner.ended()
         assert server.wait() == 5
         server.log.wait("checkpoint not written",

@@ -67,7 +67,7 @@ def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, undis
         assert cut_in((tmp_path / f"c.step-{step}").read_bytes()) == cut_in(undisturbed[step])
     assert (tmp_path / "c.step-4").exists(), "what was resumed from is the first of its past"
     first = tape_records(tape)[0]
-    assert first == {"event": "resume", "step": 4, "fragments": 3, "learners": [0]}
+    assert first == {"event": "resume", "at_step": 4, "fragments": 3, "learners": [0]}
 
 
 @pytest.mark.parametrize("dtype", [DTYPE_BF16, DTYPE_Q4])

@@ -251,7 +251,7 @@ def describe_record(fields: dict) -> str:
     """A tape record, the parts that differ from run to run."""
     if "event" in fields:
         return "tape " + " ".join(f"{key}={value}" for key, value in fields.items())
-    ids = {"responded", "missed_grace"} | {"released", "joined"} & fields.keys()
+    ids = {"responded", "missed_grace"} | {"released", "joined", "failed_saves"} & fields.keys()
     if "excluded" in fields:
         fields = {**fields, "excluded": [
             f"{x['id']}.{x['generation']} of attempt {x['attempt']} for element {x['element']}"

@@ -39,6 +39,9 @@ FAILING_AT_START = ("status", "open", "read", "sync_directory", "unlink", "short
                     "create", "sync", "rename")
 NUMBERS = (errno.EIO, errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EDQUOT, errno.EACCES,
            errno.EOPNOTSUPP)
+BY_NAME = ("create", "link", "rename", "unlink", "sync_directory", "free_bytes", "open", "names",
+           "age_s")
+"""Calls that find no directory while it is away; of `status` those about a name."""
 BLOCK = 4096
 
 
@@ -64,8 +67,14 @@ class Disk:
         self.durable_names: dict[str, Inode] = {}
         self.locks: dict[str, SimFiles] = {}
         self.fault_chance = 0.0
+        self.away_until_ns = 0
+        """Until then no process finds the directory."""
         self.gone_back = False
         """Somebody has put an earlier checkpoint in the place of the newest."""
+
+    @property
+    def is_away(self) -> bool:
+        return self.world.now_ns < self.away_until_ns
 
     def release(self, files: SimFiles) -> None:
         """A process is gone: its locks are free."""
@@ -123,6 +132,8 @@ class SimFiles(Files):
 
     def __init__(self, disk: Disk):
         self.disk = disk
+        self.of_process = False
+        """Not of who looks on."""
         self.dead = False
         self.passes: Callable[[float], None] = lambda delay_ns: None
         self.descriptors: dict[int, Inode] = {}
@@ -161,12 +172,19 @@ class SimFiles(Files):
         self.passes(self.pause_ns * self.disk.world.between(0.3, 3) if self.pause_ns else 0)
         if self.dead:
             raise Killed
+        if self.is_away and call in BY_NAME:
+            self.troubled += 1
+            _missing()
         if self.fault == call:
             self.troubled += 1
             self.fault_count -= 1
             if not self.fault_count:
                 self.fault = None
             raise OSError(self.fault_number, os.strerror(self.fault_number))
+
+    @property
+    def is_away(self) -> bool:
+        return self.of_process and self.disk.is_away
 
     def _inode(self, path: str) -> Inode:
         inode = self.disk.names.get(path)
@@ -298,6 +316,8 @@ class SimFiles(Files):
 
     def status(self, file: str | int) -> os.stat_result:
         self._call("status")
+        if self.is_away and isinstance(file, str):
+            _missing()
         inode = self.descriptors[file] if isinstance(file, int) else self._inode(file)
         return os.stat_result((stat.S_IFREG | inode.mode, id(inode), 0, 1, inode.owner, inode.owner,
                                self._size(inode), 0, 0, 0))
@@ -309,7 +329,7 @@ class SimFiles(Files):
 
     def exists(self, path: str) -> bool:
         self._call("exists")
-        return path in self.disk.names
+        return path in self.disk.names and not self.is_away
 
     def names(self, directory: str) -> list[str]:
         self._call("names")
@@ -321,6 +341,8 @@ class SimFiles(Files):
         return path
 
     def lock(self, path: str) -> SimLock:
+        if self.is_away:
+            raise ConfigError(f"--checkpoint-path {path}: its directory does not exist")
         owner = self.disk.locks.get(path)
         if owner is not None:
             raise ConfigError(f"--checkpoint-path {path} is in use by process 1")

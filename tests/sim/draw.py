@@ -55,6 +55,8 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
     options |= draw_merges(rng, options)
     if "checkpoint_path" in options:
         unset = None if options["final_ack_timeout_s"] == 90 else 30
+        options["on_checkpoint_error"] = [None, None, "stop", "continue"][
+            options["total_steps"] // 3 % 4]
         options["linger_s"] = [unset, 0, unset, 200][options["total_steps"] // 2 % 4]
     options["max_concurrent_catchups"] = [None, None, 1, 2][options["total_steps"] % 4]
     return toy_config(**options)

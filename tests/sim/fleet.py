@@ -32,6 +32,7 @@ from tests.sim.draw import (
 )
 from tests.sim.history import History, Witness
 from tests.sim.learner import SimLearner
+from tests.sim.marks import SAID
 from tests.sim.neglect import Neglect
 from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
 from tests.sim.server import SimServer
@@ -41,17 +42,6 @@ from tests.sim.told import check_generations, check_tape
 RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
 be written, learners that did not come, a signal."""
-SAID = {
-    b"log lines lost": "log lines lost", b"event tape takes nothing": "event tape takes nothing",
-    b"event tape records lost": "event tape records lost",
-    b"catch-up waits for its turn": "catch-up waits for its turn",
-    b"catch-up begins after its wait": "catch-up begins after its wait",
-    b"no memory for a broadcast": "a broadcast waited for memory",
-    b"no room for both": "a connection made room for the next one of its learner",
-    b"newer connections": "a learner has too many connections",
-    b"while its older connection is alive": "two connections of a learner are alive",
-}
-"""Words of the log, and the rare path that they speak of."""
 EXPLAINED = {
     "not acknowledged in time": "", "nothing finite": "overflow",
     "with --max-base-lag 0": "stale",
@@ -73,8 +63,7 @@ class Fleet:
         rng = world.rng
         self.config = config or draw_config(rng, steps)
         self.key = self.config.key_bytes
-        self.supervised = self.saves and self.config.total_steps % 3 > 0
-        """Every process has the command line of the first, with --resume auto."""
+        self.supervised = self.saves and self.config.total_steps % 3 > 0  # --resume auto
         self.dtype = rng.choice([1, 2, 3])
         self.layout = draw_layout(rng, self.config)
         self.large = config is None and rng.random() < 0.007
@@ -94,6 +83,8 @@ class Fleet:
         self.faults = [fault for fault, weight in weights.items() for _ in range(weight)]
         if self.config.late_carry or rng.random() < 0.1:
             self.faults += ["stall"] * 3          # late pushes need somebody who is late
+        if self.saves and self.config.total_steps % 4 == 1:
+            self.faults += ["away"]
         if faults is not None:
             self.faults = faults
         self.fault_gap_ns = world.between(50, 5000) * MS
@@ -198,6 +189,8 @@ class Fleet:
 
     def resume(self) -> None:
         """Start the next process on what the disk holds, or anew if there is nothing."""
+        if self.saves and self.disk.is_away:
+            return operator.start_in_vain(self)
         if self.saves:
             operator.go_back(self)
         state = self.disk.load(self.config) if self.saves else None
@@ -242,10 +235,12 @@ class Fleet:
     def check_resumed(self, state: dict[str, Any] | None) -> None:
         """13: what is on the disk is one cut of this run, and with every step saved the newest."""
         history, step = self.history, -1 if state is None else state["step"]
-        if self.saves and self.config.checkpoint_every == 1 and not self.disk.gone_back:
+        if (self.saves and self.config.checkpoint_every == 1 and not self.disk.gone_back
+                and not self.config.goes_on_unsaved):
             assert step >= history.shown_step, f"12: {history.shown_step} was shown, {step} is left"
         if state is None:
-            assert not self.saves or history.shown_step < 0, (
+            shown = self.saves and history.shown_step >= 0
+            assert not shown or any(mark.startswith("not saved") for mark in self.marks), (
                 f"10.2: {history.shown_step} was shown, and there is no file")
             return
         if step > max(history.shown_step, 0):
@@ -330,8 +325,13 @@ class Fleet:
         if inode is not None:
             inode.owner, inode.mode = self.world.rng.choice([0, 1000]), 0o600
 
+    def fault_away(self) -> None:
+        """Nobody finds the directory of the checkpoint for a while."""
+        self.disk.away_until_ns = self.world.now_ns + int(self.world.between(10, 5000) * MS)
+
     def heal(self) -> None:
         """The faults stop."""
+        self.disk.away_until_ns = 0
         self.disk.fault_chance = 0.0
         for numbers in self.network.failing.values():
             numbers.clear()
@@ -407,7 +407,7 @@ class Fleet:
         if "learner budget" in text:
             self.second_process()
         elif passes and not server.complete:
-            if "nothing finite" in text:          # somebody reads that, and mends the training
+            if "nothing finite" in text or "--max-base-lag 0" in text:  # somebody mends that
                 for learner in self.learners:
                     learner.mend()
             server.crashed = True

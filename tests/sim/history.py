@@ -261,9 +261,12 @@ class Witness:
         self.visible(action.step)
 
     def visible(self, version: int) -> None:
-        """12: with a checkpoint of every step nothing goes out that is not on disk."""
+        """12: with a checkpoint of every step nothing goes out that is not on disk, and with any
+        not version 0; unless the run goes on without a file that could not be written."""
         self.history.shown_step = max(self.history.shown_step, version)
-        if self.disk is not None and self.config.checkpoint_every == 1:
+        if self.disk is None or (self.watch.save_failed and self.config.goes_on_unsaved):
+            return
+        if self.config.checkpoint_every == 1 or version == self.scheduler.global_step == 0:
             assert self.disk.durable_step() >= version, f"12: {version} is not on the disk"
 
     def on_save(self, action: act.Save) -> None:

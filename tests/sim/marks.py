@@ -52,6 +52,7 @@ REQUIRED = frozenset({
     "started again after the end",
     "not resumed with other settings", "nothing to resume",
     "not begun anew in the place of a run",
+    "the run goes on without a checkpoint", "not started without its directory",
     # who comes to the door, and what happens to the process
     *(f"stranger: {kind}" for kind in (
         "silence", "half a HELLO", "rubbish", "a huge frame", "a message out of place",
@@ -66,11 +67,22 @@ REQUIRED = frozenset({
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
-        "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread",
+        "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread", "away",
         "vanish", "ghost")),
     "a broadcast waited for memory", "told off",
     "log lines lost", "event tape takes nothing", "event tape records lost",
 })
+SAID = {
+    b"log lines lost": "log lines lost", b"event tape takes nothing": "event tape takes nothing",
+    b"event tape records lost": "event tape records lost",
+    b"catch-up waits for its turn": "catch-up waits for its turn",
+    b"catch-up begins after its wait": "catch-up begins after its wait",
+    b"no memory for a broadcast": "a broadcast waited for memory",
+    b"no room for both": "a connection made room for the next one of its learner",
+    b"newer connections": "a learner has too many connections",
+    b"while its older connection is alive": "two connections of a learner are alive",
+}
+"""Words of the log, and the rare path that they speak of."""
 
 
 class Marks:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from syncer.checkpoint.history import History as Kept
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.restore import restore
-from syncer.errors import CheckpointError
+from syncer.errors import CheckpointError, ConfigError
 from tests.sim.disk import PATH, Disk, SimFiles
 
 if TYPE_CHECKING:
@@ -41,6 +41,17 @@ def start_wrongly(fleet: Fleet, state: dict[str, Any] | None) -> None:
         fleet.marks.add("not resumed with other settings" if state else "nothing to resume")
         return
     raise AssertionError(f"resumed with other settings: {config}")
+
+
+def start_in_vain(fleet: Fleet) -> None:
+    """The directory of the checkpoint is away: nothing may begin that is there already."""
+    try:
+        fleet.start(fleet.again(fleet.config), faultless=True)
+    except (CheckpointError, ConfigError):
+        fleet.marks.add("not started without its directory")
+        fleet.replace_server()
+        return
+    raise AssertionError("a run began although nobody could see its checkpoint")
 
 
 def go_back(fleet: Fleet) -> None:

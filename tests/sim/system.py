@@ -307,6 +307,7 @@ class SimSystem(System):
         self.tape, self.lines = SimTape(), LogLines(terminal=False)
         self.disk = disk
         self.files = SimFiles(disk)
+        self.files.of_process = True
         self.the_loop: SimLoop | None = None
         self.the_workers: SimWorkers | None = None
         self.the_lane: SimLane | None = None

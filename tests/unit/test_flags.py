@@ -1,5 +1,6 @@
 """Command line, environment and file: precedence, one-sentence refusals, help."""
 
+import dataclasses
 import os
 from dataclasses import fields
 
@@ -84,6 +85,34 @@ def test_the_variable_of_the_flag_comes_before_its_older_names():
     assert read_config(RUN, environ).island_hmac_key == "mine"
 
 
+@pytest.mark.parametrize(("argv", "environ", "value"), [
+    (["--resume"], {}, True), (["--resume", "auto"], {}, "auto"), (["--resume=auto"], {}, "auto"),
+    (["--resume", "--pipeline", "1"], {}, True), ([], {"SYNCER_RESUME": "auto"}, "auto"),
+    ([], {"SYNCER_RESUME": "1"}, True), (["--resume"], {"SYNCER_RESUME": "auto"}, True),
+    ([], {}, False)])
+def test_resume_alone_and_with_its_word(argv, environ, value):
+    assert read_config([*RUN, *argv], environ).resume == value
+
+
+def test_resume_auto_counts_as_a_beginning():
+    begun = read_config([*RUN, "--checkpoint-path", "c"], {})
+    auto, plain = (dataclasses.replace(begun, resume=value) for value in ("auto", True))
+    assert auto.profile_hash == begun.profile_hash != plain.profile_hash
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ('"auto"', "auto"), ("false", False)])
+def test_resume_in_a_file(tmp_path, text, value):
+    file = tmp_path / "run.toml"
+    file.write_text(f"resume = {text}\n")
+    assert read_config([*RUN, "--config", str(file)], {}).resume == value
+
+
+def test_the_backend_that_published_launchers_name_changes_nothing():
+    given = read_config([*RUN, "--iso-backend", "scalar"], {})
+    assert given.profile_hash == read_config(RUN, {}).profile_hash
+    assert given.without_effect == ()
+
+
 def test_an_older_flag_of_the_open_switch():
     assert read_config([*RUN, "--allow-unauthenticated-islands"], {}).allow_unauthenticated
 
@@ -109,6 +138,8 @@ def test_an_older_variable_of_the_open_switch(text, value):
     ([*RUN, "--event-tape", ""], "--event-tape is empty"),
     ([*RUN, "--expected-island-contract", "zz" * 32], "64 hexadecimal digits"),
     ([*RUN, "--expected-island-contract", "ab" * 31], "64 hexadecimal digits"),
+    ([*RUN, "--iso-backend", "gpu"], "--iso-backend gpu cannot be used: give scalar"),
+    ([*RUN, "--resume", "maybe"], "--resume 'maybe' cannot be used: give true or false or auto"),
     ([*RUN, "--frobnicate", "x"], "--frobnicate is unknown"),
     ([*RUN, "--config", "nowhere.toml"], "--config nowhere.toml cannot be read"),
 ])

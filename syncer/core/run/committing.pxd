@@ -13,6 +13,7 @@ cdef class Committing(Excluding):
     cdef Round committing                    # computed; becomes visible when it is durable
     cdef int stop_signal
     cdef str failure                         # why the run ends after the last save, or None
+    cdef int failure_status                  # and with which status
     cdef str unwritten                       # why there is no final state, or None
 
     cdef int commit_in_order(self) except -1
@@ -28,7 +29,10 @@ cdef class Committing(Excluding):
     cdef int not_saved(self, object kind, str error) except -1
     cdef int no_final_state(self, str error) except -1
     cdef int record_shutdown(self) except -1
+    cdef int without_it(self, object kind, str error) except -1
+    cdef int give_up_saving(self) except -1
     cdef int fail(self, str text) except -1
+    cdef int fail_with(self, int status, str text) except -1
     cdef int strict_failure(self, int status, str metric, str text) except -1
     cdef int end_stopping(self) except -1
     cdef int end(self, int status, str text) except -1

@@ -6,8 +6,8 @@ A computed round is *committed* when its result is the fragment's version. Long 
 StartMerge out and MergeDone in, Save out and Saved in; so "durable before visible" is an order of
 events that a test can write down, not a callback.
 
-rule 5.9. A run that allows no stale base ends with the first one, at once and without another cut:
-    what it is for, that every merge has everybody against the current version, has failed.
+rule 5.9. A run that allows no stale base ends with the first one: what it is for, that every merge
+    has everybody against the current version, has failed. The cut before that is as good as ever.
 
 rule 9.1. Commits are in step order, whatever order the merges end in: a round that is computed
     waits for its predecessors. Every learner then sees the same history, and every cut is a prefix
@@ -26,8 +26,8 @@ rule 10.1. With --checkpoint-every 1 a step is durable before it is visible: nob
     T need not be: it has no broadcast, and the final checkpoint comes next.
 rule 10.3. There is one write at a time. What is wanted meanwhile waits for its Saved, and then
     takes what is current, so that a slow disk writes fewer cuts, never older ones.
-rule 10.7. A checkpoint that cannot be written ends the run with status 5. Only a periodic one in
-    the background may fail and be told later (rule 10.6).
+rule 10.7. A checkpoint that cannot be written ends the run with status 5, unless the run goes on
+    (rule 10.9): its last one always does.
 
 rule 12.7. A final state that cannot be written takes nothing from the learners: they get the final
     cut all the same, and only then does the run end with status 1.
@@ -35,8 +35,8 @@ rule 12.7. A final state that cannot be written takes nothing from the learners:
 rule 13.2. A signal that comes while a step is being made durable does not take it back: once it is
     on disk it is published, and is the last one.
 rule 13.3. A signal or a failure writes no cut that is on disk already.
-rule 13.4. A run that cannot go on saves its last cut before it ends with status 1, if it saves at
-all.
+rule 13.4. A run that cannot go on saves its last cut before it ends, if it saves at all: no status
+    but 0 may cost a step that was committed.
 rule 13.6. Whatever ends a run, every payload that is still held is given back first, and every
     committed step is on the tape.
 """
@@ -150,7 +150,8 @@ cdef class Committing(Excluding):
             "responders": round.pushed, "expected": len(round.slots),
             "ms": (round.committed_ns - round.launch_ns) / 1e6, "gnorm": round.gnorm})
         return self.emit(act.Record(merge_record(round, self.fingerprint.hex(),
-                                                 self.policy.quorum, sync_ns)))
+                                                 self.policy.quorum, sync_ns,
+                                                 self.saves.failures)))
 
     # ---- save ----------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ cdef class Committing(Excluding):
         if kind is None or self.saves.outstanding is not None:
             return 0
         if self.saves.failure is not None:
-            return self.end(NOT_WRITTEN, self.saves.failure)
+            return self.give_up_saving()
         if (kind is SHUTDOWN or kind is FAILURE) and self.saves.durable_step == step:
             self.saves.wanted = None
             return self.end_stopping()
@@ -186,14 +187,16 @@ cdef class Committing(Excluding):
         if self.saves.outstanding is None:
             raise InvariantViolation(f"{event}, but nothing was being written")
         kind = self.saves.done(event.error)
-        if event.error is not None and kind is not FINAL_STATE:
+        if event.error is None and kind is not FINAL_STATE:
+            self.emit(act.Record({"event": "checkpoint", "at_step": self.saves.durable_step,
+                                  "kind": kind}))
+        elif self.saves.forgives(kind):
+            self.without_it(kind, event.error)
+        elif event.error is not None and kind is not FINAL_STATE:
             self.not_saved(kind, event.error)
             return None
-        if event.error is not None:
+        elif event.error is not None:
             self.no_final_state(event.error)
-        if kind is not FINAL_STATE:
-            self.emit(act.Record({"event": "checkpoint", "step": self.saves.durable_step,
-                                  "kind": kind}))
         if kind is ROUND and round is not None:
             self.committing = None
             self.publish(round)
@@ -204,6 +207,18 @@ cdef class Committing(Excluding):
         self.save_next()
         return None
 
+    cdef int without_it(self, object kind, str error) except -1:
+        """A save has failed, and the next one may succeed (rule 10.9)."""
+        return self.warn("the run goes on without a checkpoint", {
+            "kind": kind, "step": self.saves.step, "failures": self.saves.failures,
+            "on_disk": None if self.saves.durable_step < 0 else self.saves.durable_step})
+
+    cdef int give_up_saving(self) except -1:
+        """A write in the background has failed, and the next is due: it is the last (rule 10.6)."""
+        cdef str failure = self.saves.failure
+        self.saves.failure = None
+        return self.fail_with(NOT_WRITTEN, failure)
+
     # rule 10.7
     cdef int not_saved(self, object kind, str error) except -1:
         if self.saves.in_background and kind is PERIODIC:
@@ -211,7 +226,8 @@ cdef class Committing(Excluding):
                               {"step": self.saves.step, "error": error}))
             return self.save_next()
         if kind is FAILURE:
-            return self.end(FAILED, f"{self.failure}; and the last cut could not be saved: {error}")
+            return self.end(self.failure_status,
+                            f"{self.failure}; and the last cut could not be saved: {error}")
         return self.end(NOT_WRITTEN, f"checkpoint ({kind}) of step {self.saves.step} could not be "
                         f"written: {error}")
 
@@ -228,25 +244,30 @@ cdef class Committing(Excluding):
         return self.emit(act.Record({"event": "shutdown", "step": self.global_step,
                                      "signal": self.stop_signal}))
 
-    # rule 13.4
     cdef int fail(self, str text) except -1:
         """The run cannot go on: save the last cut, then end with status 1."""
-        if not self.saves.on:
-            return self.end(FAILED, text)
+        return self.fail_with(FAILED, text)
+
+    # rule 13.4
+    cdef int fail_with(self, int status, str text) except -1:
+        """As `fail`, with another status. Before the start there is no cut to save."""
+        if not self.saves.on or self.phase == Phase.WAITING:
+            return self.end(status, text)
         self.release_all(self.free_everything())
         self.failure = text
+        self.failure_status = status
         self.phase = Phase.STOPPING
         return self.save(FAILURE)
 
     # rule 5.9
     cdef int strict_failure(self, int status, str metric, str text) except -1:
-        """A rule without exception was broken: the run ends now, and the tape says by what."""
+        """A rule without exception was broken: the run ends, and the tape says by what."""
         self.emit(act.Record(failure_record(metric, text)))
-        return self.end(status, text)
+        return self.fail_with(status, text)
 
     cdef int end_stopping(self) except -1:
         if self.failure is not None:
-            return self.end(FAILED, self.failure)
+            return self.end(self.failure_status, self.failure)
         return self.end(after_signal(self.stop_signal),
                         f"stopped by signal {self.stop_signal} after {self.global_step} outer "
                         "steps")

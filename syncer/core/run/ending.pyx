@@ -233,8 +233,8 @@ cdef class Ending(Committing):
     cdef int budget_overdue(self) except -1:
         if self.now_ns < self.budget.deadline_ns():
             return 0
-        return self.end(FAILED, "learner budget not reported in time; missing learners "
-                        f"{self.budget.expired(self.now_ns)}")
+        return self.fail("learner budget not reported in time; missing learners "
+                         f"{self.budget.expired(self.now_ns)}")
 
     # ---- a signal ------------------------------------------------------------------------------
 
@@ -266,5 +266,6 @@ cdef class Ending(Committing):
         if self.phase != Phase.STOPPING:
             return self.fail(event.text)
         if self.failure is None:
+            self.failure_status = FAILED
             self.failure = event.text            # the save that it waits for goes on
         return 0

@@ -12,7 +12,8 @@ from syncer.protocol import PROTOCOL_VERSION
 DELTA_SEMANTICS = "local_minus_raw_anchor"
 
 
-cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long long sync_ns):
+cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long long sync_ns,
+                        long long failed_saves=0):
     """The record of one committed round.
 
     layout_hash: the fingerprint in hex. `ms` runs from the launch of the merged attempt to the
@@ -78,6 +79,8 @@ cpdef dict merge_record(Round round, str layout_hash, Py_ssize_t quorum, long lo
         record["released"] = sorted(round.released)
     if round.joined:
         record["joined"] = sorted(round.joined)
+    if failed_saves:
+        record["failed_saves"] = failed_saves
     return record
 
 

@@ -11,7 +11,12 @@ cdef class Saves:
     cdef readonly long long step             # of the newest Save
     cdef long long every
     cdef bint background
+    cdef readonly bint goes_on               # when a save fails that is not the last one
+    cdef readonly bint begun                 # a file is there, or version 0 could not be written
+    cdef readonly long long failures         # saves that have failed since the newest file
 
+    cdef bint first_due(self)
+    cdef bint forgives(self, object kind)
     cdef bint hold_commits(self)
     cdef bint due(self, long long step)
     cdef int start(self, object kind, long long step, bint running) except -1

@@ -14,13 +14,18 @@ rule 10.8. The steps of a renumbered run (rule 1.8) are in no file yet. Where ev
     with the start: learners wait for a server that was gone, and the state may be large. Should it
     die before that, the next one counts on from what rule 1.10 has kept.
 rule 10.6. When a write in the background fails, the run goes on: the file before is intact. It is
-    told, and ends the run with status 5, when the next write is due, since from then on the promise
-    that at most N steps can be lost is broken.
+    told, and if a failure is to stop the run, it does when the next write is due, since from then
+    on the promise that at most N steps can be lost is broken. The cut of that moment is tried all
+    the same: whatever the disk takes is worth having.
+rule 10.9. A directory that is away for a moment must not end a run of weeks. Where more than one
+    step may be lost in any case, a save that fails makes it some more, and the next one makes up
+    for it; so only a run that asked for it, or that promised never to lose a step, ends over one.
 """
 
 from syncer.core.actions import SaveKind
 
 cdef object PERIODIC = SaveKind.PERIODIC, FINAL_STATE = SaveKind.FINAL_STATE
+cdef object ROUND = SaveKind.ROUND
 
 
 cdef class Saves:
@@ -31,12 +36,23 @@ cdef class Saves:
         self.every = config.checkpoint_every
         self.every_commit = self.on and self.every == 1
         self.background = self.on and config.background_checkpoint
+        self.goes_on = config.goes_on_unsaved
         self.durable_step = durable_step
+        self.begun = durable_step >= 0
 
     # rule 10.5
     cdef bint hold_commits(self):
         """The cut that is written, or waits to be written, is the current one: it must stay so."""
         return self.wanted is not None or (self.outstanding is not None and not self.in_background)
+
+    cdef bint first_due(self):
+        """Is version 0 still to be written (rule 10.2)?"""
+        return self.on and not self.begun
+
+    # rule 10.9
+    cdef bint forgives(self, object kind):
+        """Does the run go on without a save of this kind? Not without its last one."""
+        return self.goes_on and (kind is ROUND or kind is PERIODIC)
 
     # rule 10.4
     cdef bint due(self, long long step):
@@ -51,7 +67,7 @@ cdef class Saves:
         self.outstanding = kind
         self.step = step
         self.in_background = running and kind is PERIODIC and (
-            self.background or self.durable_step < 0)
+            self.background or not self.begun)
         return 0
 
     # rule 10.6
@@ -59,9 +75,14 @@ cdef class Saves:
         """The save that was under way has ended; returns its kind."""
         kind = self.outstanding
         self.outstanding = None
-        if error is not None:
-            if self.in_background:
-                self.failure = f"{kind} checkpoint of step {self.step} was not written: {error}"
-        elif kind is not FINAL_STATE:
+        if kind is FINAL_STATE:
+            return kind
+        self.begun = True
+        if error is None:
             self.durable_step = self.step
+            self.failures = 0
+            return kind
+        self.failures += 1
+        if self.in_background and not self.forgives(kind):
+            self.failure = f"{kind} checkpoint of step {self.step} was not written: {error}"
         return kind

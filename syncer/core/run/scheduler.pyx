@@ -375,14 +375,13 @@ cdef class Scheduler(Waiting):
         cdef Py_ssize_t needed = 1 if self.lingers else self.policy.start_learners
         if self.members.current_count < needed or not all(self.initialized):
             return 0
-        if self.saves.on and self.saves.durable_step < 0 and (
-                self.saves.every_commit or self.global_step == 0):
+        if self.saves.first_due() and (self.saves.every_commit or self.global_step == 0):
             if self.saves.outstanding is not None:
                 return 0
             return self.save(ROUND if self.saves.every_commit else PERIODIC)
         members = self.members.current_keys()
-        self.emit(act.Record({"event": "init" if self.global_step == 0 else "resume",
-                              "step": self.global_step, "fragments": self.fragments,
+        event, step = ("init", "step") if self.global_step == 0 else ("resume", "at_step")
+        self.emit(act.Record({"event": event, step: self.global_step, "fragments": self.fragments,
                               "learners": [key[0] for key in members]}))
         if self.global_step >= self.policy.total_steps:
             return self.finish()
@@ -392,4 +391,4 @@ cdef class Scheduler(Waiting):
             without = self.members.without(fragment)
             if without:
                 self.emit(act.Broadcast(self.versions[fragment], fragment, without))
-        return self.save(PERIODIC) if self.saves.on and self.saves.durable_step < 0 else 0
+        return self.save(PERIODIC) if self.saves.first_due() else 0

@@ -39,6 +39,7 @@ MERGE = {
     "excluded": "a list: each contribution that was left out, since the merge would not be finite",
     "released": "ids whose slot was given up for a stale push",
     "joined": "ids that came into the round under way",
+    "failed_saves": "checkpoints that could not be written since the newest one on the disk",
     "stats": "with `--merge-stats`: norms and cosines, see merge.md",
     "reports": "a list: the newest report of each learner that is connected",
 }
@@ -50,12 +51,12 @@ EVENTS = {
         "sha256": "digest of each fragment's first values, as they came over the wire",
     },
     "resume": {
-        "step": "of the checkpoint",
+        "at_step": "of the checkpoint",
         "fragments": "number of fragments",
         "learners": "ids that are connected",
     },
     "checkpoint": {
-        "step": "of the cut that is on the disk now",
+        "at_step": "of the cut that is on the disk now",
         "kind": "why it was written",
     },
     "shutdown": {
@@ -109,7 +110,8 @@ PARTS = {
 }
 PARTS["responded_members"] = PARTS["missed_members"] = PARTS["expected_members"]
 
-OPTIONAL = {"carried", "excluded", "released", "joined", "stats", "sha256", "reports"}
+OPTIONAL = {"carried", "excluded", "released", "joined", "failed_saves", "stats", "sha256",
+            "reports"}
 """Only when it happened, or only on the tape of a server."""
 
 ADDED = {"sha256", "stats", "reports"}
