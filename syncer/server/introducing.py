@@ -39,7 +39,6 @@ def welcome(group: Group, action: actions.Admit, config: Config, lineage: Lineag
     kept = dict(action.kept)
     group.outbox.frame(greeting(config, lineage, action.step, action.state, tuple(
         fragment in kept for fragment in range(group.outbox.fragments))))
-    group.pump()
 
 
 def greeting(config: Config, lineage: Lineage, step: int, state: RunState,

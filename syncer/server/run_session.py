@@ -149,6 +149,7 @@ class RunSession:
             self.promised[group] = Promised(group, self.parts.log)
         if older:
             self._meet(group, older)
+        group.pump()
 
     def _introduce(self, group: Group, action: actions.Admit) -> None:
         """It hears who it has come to, and what it has said of itself is taken."""
