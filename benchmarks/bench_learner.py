@@ -33,6 +33,7 @@ from syncer.learner.client import Client  # noqa: E402
 from syncer.learner.fragment import Fragment  # noqa: E402
 from syncer.learner.session import Session  # noqa: E402
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, tensor_bytes  # noqa: E402
+from tests.e2e.scripted_server import ScriptedServer  # noqa: E402
 
 MIB = 1024 * 1024
 ROUNDS = 15
@@ -131,8 +132,9 @@ def test_step_without_work(benchmark):
         with lock:
             time.monotonic()
 
-    with sink() as address, Learner({"w": np.zeros(1000, np.float32)}, address, learner_id=1,
-                                    num_streams=0, key="", fragments=8) as learner:
+    with ScriptedServer() as server, Learner(
+            {"w": np.zeros(1000, np.float32)}, server.address, learner_id=1, num_streams=0, key="",
+            fragments=8) as learner:
         result = ratio(bare, lambda: learner.step(1), rounds=ROUNDS, sample_ms=20)
         benchmark(learner.step, 1)
     benchmark.extra_info["ratio_to_lock_and_clock"] = result.ratio

@@ -121,7 +121,6 @@ class Learner:
         introduction = Introduction(
             fingerprint if contract is None else contract, run=run, on_lost_run=on_lost_run,
             names=self._layout.names if learner_id == 0 else None)
-        introduction.silent = run is None and on_lost_run is None
         self._session = Session(
             self._layout.wire, fingerprint, learner=learner_id, dtype=codes[dtype],
             num_streams=num_streams, introduction=introduction, profile_hash=profile_hash,
@@ -275,7 +274,8 @@ class Learner:
         self._initial.offer()
         answered = self._answer_pulls()
         self._send_heartbeat(bool(answered))
-        self._send_report()
+        if self._reports.waiting is not None:
+            self._send_report()
         return self._status(applied, answered)
 
     def _apply_broadcasts(self) -> tuple[tuple[int, int], ...]:

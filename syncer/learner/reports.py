@@ -15,19 +15,19 @@ class TrainingFigures:
     """The figures that were not sent yet; now: monotonic seconds."""
 
     def __init__(self) -> None:
-        self._waiting: LearnerReport | None = None
+        self.waiting: LearnerReport | None = None
         self._sent = float("-inf")
 
     def put(self, report: LearnerReport) -> None:
         """The newest figures; those that wait are forgotten, but where the newest has none."""
-        old = self._waiting or LearnerReport()
-        self._waiting = LearnerReport(*(
+        old = self.waiting or LearnerReport()
+        self.waiting = LearnerReport(*(
             before if value is None else value for before, value in zip(old, report, strict=True)))
 
     def due(self, now: float) -> bytes | None:
         """The REPORT frame to be sent now, if there is one; it counts as sent."""
-        if self._waiting is None or now < self._sent + FIGURES_S:
+        if self.waiting is None or now < self._sent + FIGURES_S:
             return None
-        frame = encode_report(self._waiting)
-        self._waiting, self._sent = None, now
+        frame = encode_report(self.waiting)
+        self.waiting, self._sent = None, now
         return frame

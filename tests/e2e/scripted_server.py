@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 
-from syncer.protocol import Msg
+from syncer.protocol import EXTENSION_MAGIC, Msg
 from syncer.wire import encode
 from syncer.wire.extended import (
     LearnerReport,
@@ -261,7 +261,7 @@ class ScriptedServer:
             assert count, "connection closed before its first frame"
             frames = list(itertools.islice(reader.received(count), 1))
         msg_type, payload = frames[0]
-        if msg_type == Msg.HELLO:
+        if msg_type == Msg.HELLO and bytes(payload).rfind(EXTENSION_MAGIC) > 0:
             hello = self._hello(payload)
             if hello.extension is not None and self.refusal:
                 self.refused += 1

@@ -20,7 +20,7 @@ from syncer.learner.session import Phase
 from syncer.protocol import CHUNK_SIZE
 
 from .clients import client_threads, ends
-from .scripted_server import ScriptedServer
+from .scripted_server import PUBLISHED_REFUSAL, ScriptedServer
 from .test_learner_rounds import flat, in_thread, learner_of, model, send_cut
 from .waiting import step_until, until
 
@@ -203,6 +203,7 @@ def _refused(learner) -> int:
 
 def test_a_learner_says_where_the_run_and_itself_are(server, monkeypatch, stderr):
     """At the start, and on every connection: what protocol 4 lets it know."""
+    server.refusal = PUBLISHED_REFUSAL
     monkeypatch.setattr("syncer.learner.client.backoff_s", lambda attempt: 0.0)
 
     def line(text: str) -> bool:

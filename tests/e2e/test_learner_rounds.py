@@ -16,7 +16,7 @@ from syncer.learner.client_group import QUEUE_FRAMES_MAX
 from syncer.learner.session import Phase
 from syncer.wire.messages import Heartbeat, Pull, Push
 
-from .scripted_server import DEADLINE_S, ScriptedServer
+from .scripted_server import DEADLINE_S, PUBLISHED_REFUSAL, ScriptedServer
 from .waiting import step_until, until
 
 
@@ -206,6 +206,8 @@ def test_an_init_is_repeated_until_a_broadcast_shows_that_it_arrived(server, qui
 
 
 def test_an_init_is_not_repeated_once_the_server_has_it(server, quick):
+    """As far as protocol 4 lets a learner know: a server of which it has had a broadcast."""
+    server.refusal = PUBLISHED_REFUSAL
     with learner_of(server, model()) as learner:
         first = server.accept()
         first.receive_inits()

@@ -4,6 +4,7 @@ A whole script of server messages is cut into pieces of any size, spread over th
 streams are read in any order: what the learner sees may depend only on what was sent.
 """
 
+import contextlib
 import itertools
 import random
 
@@ -11,13 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncer.errors import RemoteProtocolError
+from syncer.errors import RemoteProtocolError, SyncerError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
+from syncer.learner.introduction import Introduction
 from syncer.learner.session import Phase, Session
 from syncer.learner.tensor_messages import TensorMessage
-from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
+from syncer.protocol import (
+    DTYPE_BF16,
+    DTYPE_F32,
+    DTYPE_Q4,
+    HEADER_BYTES,
+    Msg,
+    RunState,
+    bulk_dtype,
+    tensor_bytes,
+)
 from syncer.wire import encode
+from syncer.wire.extended import NoticeText, Welcome, encode_notice, encode_welcome
+from syncer.wire.extension import Held
 from syncer.wire.frames import FrameReader, Reassembly
+from syncer.wire.hello import parse_hello
 from syncer.wire.limits import Limits
 from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull, parse_init
 from tests.bulk_frames import encode_bcast, encode_final_fragment
@@ -26,8 +40,9 @@ LAYOUT = Layout((FragmentLayout(AVG, (2,)), FragmentLayout(RDA, (1, 2)), Fragmen
 COUNT = len(LAYOUT.fragments)
 
 
-def make(dtype: int = DTYPE_F32, num_streams: int = 2) -> Session:
-    return Session(LAYOUT, bytes(32), learner=0, dtype=dtype, num_streams=num_streams)
+def make(dtype: int = DTYPE_F32, num_streams: int = 2, *, introduced: bool = False) -> Session:
+    return Session(LAYOUT, bytes(32), learner=0, dtype=dtype, num_streams=num_streams,
+                   introduction=Introduction(bytes(32)) if introduced else None)
 
 
 def tensor(fragment: int, content: int, dtype: int) -> bytes:
@@ -84,6 +99,76 @@ def test_acceptance_equals_the_three_rules(script):
                             (fragment, version)]
     queued = [(b.fragment, b.version) for b in session.take_broadcasts()]
     assert drained + queued == expected
+
+
+connections = st.lists(st.tuples(
+    st.booleans(),  # to another process of the server
+    st.integers(0, 2**COUNT - 1),  # what it keeps, if it is held
+    st.lists(st.tuples(st.integers(0, COUNT - 1), st.integers(0, 4), st.integers(0, 1),
+                       st.booleans()), max_size=12)), max_size=8)
+
+
+@settings(max_examples=200)
+@given(connections)
+def test_what_is_held_is_what_was_accepted_last_and_of_whom(script):
+    """Over processes and connections that keep any part of it, taken by the trainer or not."""
+    session = make(introduced=True)
+    process = 1
+    held: dict = {}  # fragment -> version, content, process
+    for generation, (another, keeps, arriving) in enumerate(script, 1):
+        process += another
+        connection = session.connect(generation)
+        said = parse_hello(connection.openings[0][HEADER_BYTES:], key=None, learners=1).extension
+        assert said.held == tuple(
+            Held(held[f][2], held[f][0]) if f in held else None for f in range(COUNT))
+        kept = {f for f in held if keeps >> f & 1}
+        connection.feed(0, welcome(process, kept))
+        heard = set(kept)
+        assert set(range(COUNT)) - session._unheard == kept
+        for fragment, version, content, drain in arriving:
+            body = memoryview(tensor(fragment, 10 * version + content, DTYPE_F32))
+            seen = held.get(fragment)
+            equal = seen is not None and seen[:2] == (version, content)
+            if fragment in heard and seen[0] == version and not equal:
+                with pytest.raises(RemoteProtocolError, match="other bytes"):
+                    connection.feed(1, encode_bcast(Bcast(fragment, version, body)))
+                return
+            news = not equal and (fragment not in heard or version > seen[0])
+            assert bool(connection.feed(1, encode_bcast(Bcast(fragment, version, body)))) == news
+            if news or fragment not in heard:
+                held[fragment] = version, content, process
+            heard.add(fragment)
+            if drain:
+                session.take_broadcasts()
+        session.take_broadcasts()
+        session.advance(1)
+        for fragment in range(COUNT):
+            connection.feed(0, encode.encode_pull(Pull(fragment, 1, 1)))
+        assert {pull.fragment for pull in session.due_pulls()} == heard, (
+            "only what holds on this connection is an anchor")
+
+
+def welcome(process: int, kept: set[int]) -> bytes:
+    return encode_welcome(Welcome(process, process, 9, 20, 1, 1, 0.0, RunState.RUNNING, "s",
+                                  kept=tuple(f in kept for f in range(COUNT))))
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32))
+def test_an_introduced_learner_survives_any_bytes_with_a_sentence(seed):
+    """What a server that has gone mad sends is an error of the protocol, at any place."""
+    rng = random.Random(seed)
+    session = make(introduced=True)
+    good = welcome(1, set()) + encode_notice(NoticeText(1, "waits")) + encode_bcast(
+        Bcast(0, 3, memoryview(tensor(0, 3, DTYPE_F32))))
+    data = bytearray(good)
+    for _ in range(rng.randrange(4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    connection = session.connect(1)
+    with contextlib.suppress(SyncerError):
+        for start in range(0, len(data), 17):
+            connection.feed(0, bytes(data[start:start + 17]))
+    assert connection.ready or not session.broadcasts
 
 
 # --- any split, any order of streams -----------------------------------------------------------
