@@ -173,13 +173,14 @@ class Client:
     def situation(self) -> str:
         """How things stand with the server, for a line about a wait."""
         with self.lock:
-            group, awaited = self._group, self.session.awaited()
+            group, said_so = self._group, self._notices.since(self.news.last)
+            awaited = said_so or f"waiting for {self.session.awaited()}"
             if group is None or group.ended_by is not None:
                 return f"not connected to {self._shown} at the moment"
             silent_s = time.monotonic() - group.heard_at
             said = (f"which spoke last {silent_s:.0f} s ago" if group.bytes_received
                     else f"which has said nothing in {silent_s:.0f} s")
-            return f"connected to {self._shown}, {said}; waiting for {awaited}"
+            return f"connected to {self._shown}, {said}; {awaited}"
 
     @property
     def bytes_sent(self) -> int:
@@ -222,10 +223,8 @@ class Client:
             self._group.close(0.0)
 
     def close_aside(self) -> None:
-        """`close` on a thread of its own: for a finalizer, which runs in the middle of anything.
-
-        Where there is no thread to be had the sockets are shut, and the supervisor does the rest.
-        """
+        """`close` on a thread of its own, for a finalizer, which runs in the middle of anything;
+        without one to be had the sockets are shut, and the supervisor does the rest."""
         if os.getpid() != self._pid or self._closing.is_set():
             return
         try:

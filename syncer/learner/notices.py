@@ -15,13 +15,19 @@ class Notices:
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
+        self._newest: tuple[str, float] | None = None
 
     def take(self, waiting: deque[NoticeText], now: float) -> str | None:
         """The next text that is worth a line."""
         while waiting:
             text = waiting.popleft().text
+            self._newest = text, now
             self._told = {told: at for told, at in self._told.items() if now < at + NOTICE_AGAIN_S}
             if text not in self._told:
                 self._told[text] = now
                 return text
         return None
+
+    def since(self, when: float) -> str | None:
+        """What the server said last, unless that was before `when`: then it may be over."""
+        return self._newest[0] if self._newest is not None and self._newest[1] >= when else None

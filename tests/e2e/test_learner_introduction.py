@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from syncer.errors import LocalProtocolError
+from syncer.errors import LocalProtocolError, SyncerError
 from syncer.learner import ConnectionFailed, Learner, RunLost, RunMismatch, early_end, greeting
 from syncer.protocol import RunState
 from syncer.wire.contracts import run_contract
@@ -97,6 +97,8 @@ def test_a_server_that_answers_learns_who_comes_and_says_where_the_run_is(key, s
             told(stderr, "the run blue is at step 17 of 100; learner 0 has made no step yet")
             peer.notice(1, "waiting for learner 3")
             told(stderr, f"{server.address}: waiting for learner 3")
+            with pytest.raises(SyncerError, match=r"run started.*; waiting for learner 3$"):
+                learner.adopt(timeout_s=0)
             learner.report(loss=2.5, tokens_per_s=1000)
             assert peer.receive_report() == LearnerReport(2.5, 1000.0)
             learner.report(loss=2.25, goodput=0.5)  # within the second: at a step boundary after it
