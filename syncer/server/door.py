@@ -63,7 +63,7 @@ class Host(Protocol):
     def layout(self) -> Layout | None:
         """Of the session."""
 
-    def take_reader(self, channel: Channel, claim: Claim) -> None:
+    def take_reader(self, channel: Channel, claim: Claim) -> Group:
         """Somebody who reads is let in. Raises RemoteProtocolError, with nothing done."""
 
     def identity_refusal(self, claim: Claim) -> str | None:
@@ -237,9 +237,11 @@ class Door:
         """A HELLO is read: who belongs to the run gets the session's layout, and the first one of a
         run gives it."""
         if claim.extension is not None and claim.extension.role is not Role.LEARNER:
-            self.host.take_reader(stranger.channel, claim)
+            group = self.host.take_reader(stranger.channel, claim)
             self.forget(stranger)
-            stranger.channel.resume()
+            if not group.ended:
+                self.open_reader(stranger.channel, group)
+                stranger.channel.resume()
             return
         refusal = self.host.identity_refusal(claim)
         if refusal is not None:

@@ -163,6 +163,11 @@ class Reader(Reports):
     def ended(self, group: Group, reason: str, refusal: str | None) -> None:
         self.readers.left(self, reason, refusal)
 
+    @property
+    def is_served(self) -> bool:
+        """It has the one cut that it wanted, and may hang up whenever it likes."""
+        return self.cuts > 0 and not self.follows and self.group.in_flight() == 0
+
     # --------------------------------------------------------------------------------- one cut
     def queue(self, sources: Sequence[Source]) -> None:
         """More versions of its cut."""
@@ -232,7 +237,7 @@ class Readers:
     def check(self, claim: Claim) -> None:
         """Raises RemoteProtocolError for a reader that is not let in."""
         limit = self.config.max_readers
-        if len(self.open) >= limit:
+        if sum(not reader.is_served for reader in self.open) >= limit:
             few = f"has {limit} readers already, as many as" if limit else "takes no readers, as"
             raise RemoteProtocolError(f"this syncer {few} --max-readers says"
                                       + ("; try again later" if limit else ""))
@@ -254,9 +259,12 @@ class Readers:
             return None
         return f"session mismatch: expected {f'run {ours}' if ours else 'no run'}, got run {name}"
 
-    def admit(self, channel: Channel, claim: Claim) -> None:
-        """One that `check` has passed."""
+    def admit(self, channel: Channel, claim: Claim) -> Group:
+        """One that `check` has passed; who has what he came for gives his place to it."""
         self.generations.add(claim.generation)
+        served = [reader for reader in self.open if reader.is_served]
+        if len(self.open) >= self.config.max_readers and served:
+            served[0].group.end("it has its cut, and another reader needs its place")
         reader = Reader(channel, claim, self)
         self.open[reader] = None
         self.capacity.promise(1)
@@ -268,6 +276,7 @@ class Readers:
                                     RUN_STATES.get(scheduler.phase, RunState.FINISHING)))
         group.pump()
         self._serve(reader)
+        return group
 
     def give_way(self) -> bool:
         """A learner needs a socket: the reader that came last goes, if there is one."""
@@ -294,11 +303,10 @@ class Readers:
         """The run may have gone on: versions, the start, the end."""
         if not self.open or self.host.session is None:
             return
-        session = self.session
-        versions = session.merging.versions if self._is_live else []
-        newest = max(versions, default=0)
-        for step in range(max(self.step, newest - len(versions)) + 1, newest + 1):
-            source = session.merging.store.current(fragment_of(step, len(versions)))
+        store, fragments = self.session.merging.store, self._fragments
+        newest = self.host.scheduler.global_step if self._is_live else 0
+        for step in range(max(self.step, newest - fragments) + 1, newest + 1):
+            source = store.current(fragment_of(step, fragments))
             for reader in list(self.open):
                 if reader.target is not None and (
                         reader.has[source.fragment] < source.version <= reader.target):
@@ -306,6 +314,10 @@ class Readers:
         self.step = newest
         for reader in list(self.open):
             self._serve(reader)
+
+    @property
+    def _fragments(self) -> int:
+        return len(self.session.hello.layout.fragments)
 
     @property
     def _is_live(self) -> bool:
@@ -340,8 +352,8 @@ class Readers:
 
     def _begin(self, reader: Reader) -> None:
         """The cut of this moment, in the order in which its versions will be replaced."""
-        store, fragments = self.session.merging.store, len(self.session.hello.layout.fragments)
-        step = max(self.session.merging.versions)
+        store, fragments = self.session.merging.store, self._fragments
+        step = self.host.scheduler.global_step
         reader.has, reader.target = [-1] * fragments, step
         self._send(reader, [store.current(fragment_of(step + 1 + i, fragments))
                             for i in range(fragments)])
@@ -350,7 +362,7 @@ class Readers:
     def next_cut(self, reader: Reader, done: int) -> None:
         """The first cut after `done` that the reader can have whole, as far as it is made."""
         store, fragments = self.session.merging.store, len(reader.has)
-        step = max(self.session.merging.versions)
+        step = self.host.scheduler.global_step
         target = max(-(-step // fragments), done // fragments + 1) * fragments
         reader.target = target
         made = [store.current(fragment_of(t, fragments))
@@ -377,7 +389,7 @@ class Readers:
         cut = outgoing.final_images(reader.group)
         if cut:
             outgoing.catchups.read(reader.group, lambda: reader.finish(
-                cut, max(self.session.merging.versions)))
+                cut, self.host.scheduler.global_step))
 
     # ------------------------------------------------------------------------------------- the end
     def goodbye(self, trained: bool) -> list[ReaderGroup]:

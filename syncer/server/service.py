@@ -173,10 +173,10 @@ class Server:
     def lineage(self) -> Lineage:
         return self.persistence.lineage
 
-    def take_reader(self, channel: Channel, claim: Claim) -> None:
+    def take_reader(self, channel: Channel, claim: Claim) -> Group:
         """Somebody who reads is let in. Raises RemoteProtocolError, with nothing done."""
         self.readers.check(claim)
-        self.readers.admit(channel, claim)
+        return self.readers.admit(channel, claim)
 
     # rule 14.8
     def identity_refusal(self, claim: Claim) -> str | None:

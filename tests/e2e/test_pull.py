@@ -115,18 +115,33 @@ def test_the_file_is_the_checkpoint_of_its_step(tmp_path, dtype):
         assert os.listdir(tmp_path).count("model.safetensors.lock") == 0
 
 
-def test_a_learner_of_the_library_gives_names_and_shapes(tmp_path):
+def test_it_is_what_is_exported_of_the_checkpoint_by_the_learners_own_names(tmp_path):
+    checkpoint, output = tmp_path / "c", tmp_path / "model.safetensors"
+    exported = tmp_path / "exported.safetensors"
     parameters = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    with (ServerThread(tmp_path, total_steps=10**6) as server,
-          Learner(parameters, f"127.0.0.1:{server.port}", learner_id=0, fragments=3) as learner):
+    with (ServerThread(tmp_path, total_steps=10**6, checkpoint_path=str(checkpoint),
+                       checkpoint_every=1, run="blue", learners=2, start_learners=1) as server,
+          Learner(parameters, f"127.0.0.1:{server.port}", learner_id=0, fragments=3,
+                  run="blue") as learner):
+        address = f"127.0.0.1:{server.port}"
         step_until(learner, lambda status: min(status.versions) > 0)
-        cut = pull(f"127.0.0.1:{server.port}")
-        found = cut.parameters()
-        names = server.server.persistence.names
-    if names is None:  # a learner that has not introduced itself
-        assert set(found) == {f"fragments.{p}.params" for p in range(3)}
-    else:
-        assert {name: values.shape for name, values in found.items()} == SHAPES
+
+        def same_step() -> bool:
+            """What was pushed last may be committed between the two."""
+            done = pulled(address, "-o", str(output), "--run", "blue")
+            assert done.returncode == 0, done.stderr
+            subprocess.run([sys.executable, "-m", "syncer", "checkpoint", "export",
+                            str(checkpoint), str(exported)], cwd=ROOT, check=True, timeout=60)
+            return model_metadata(output)["global_step"] == model_metadata(exported)["global_step"]
+
+        wait_until(same_step, "both of one step")
+        assert model_metadata(output)["run"] == "blue"
+        assert read_model(output)[1] == read_model(exported)[1]
+        values = pull(address, run="blue").parameters()
+        assert {name: array.shape for name, array in values.items()} == SHAPES
+        done = pulled(address, "-o", str(output), "--run", "green")
+        assert done.returncode == 1
+        assert "expected run blue, got run green" in one_sentence(done)
 
 
 # ------------------------------------------------------------------------------------ following

@@ -175,6 +175,16 @@ def test_readers_have_their_number_of_places(tmp_path):
         assert "takes no readers, as --max-readers says" in refusal(server.port)
 
 
+def test_who_has_its_cut_keeps_nobody_out(tmp_path):
+    with (ServerThread(tmp_path, max_readers=1, total_steps=9) as server,
+          ScriptedReader(server.port) as served):
+        start(server.learner(0)).pull(1)
+        assert served.cut().step == 0
+        with ScriptedReader(server.port) as reader:
+            assert reader.cut().step == 0
+            assert served.next() is None
+
+
 def test_a_reader_of_another_run_is_told_both_names(tmp_path):
     with ServerThread(tmp_path) as server, ScriptedReader(server.port, run="blue") as early:
         early.until(Welcome)  # the run may still get that name
@@ -185,12 +195,15 @@ def test_a_reader_of_another_run_is_told_both_names(tmp_path):
 
 
 def test_a_reader_may_say_nothing_but_heartbeats(tmp_path):
-    with ServerThread(tmp_path) as server, ScriptedReader(server.port) as reader:
+    with ServerThread(tmp_path, total_steps=9) as server, ScriptedReader(server.port) as reader:
         reader.until(Welcome)
-        reader.sock.sendall(encode_heartbeat(Heartbeat(99, 1)))
+        for step in range(3):
+            reader.sock.sendall(encode_heartbeat(Heartbeat(99, step)))
+        start(server.learner(0)).pull(1)
+        assert reader.cut().step == 0
         reader.sock.sendall(encode_pull(Pull(0, 1, 1)))
-        assert "message type" in reader.until(Refused).text
-        assert server.log.wait("reader left")["cuts"] == 0
+        assert "unexpected message type 3" in reader.until(Refused).text
+        assert server.log.wait("reader left")["cuts"] == 1
 
 
 def test_a_reader_that_dials_as_a_learner_takes_no_place_of_it(tmp_path):

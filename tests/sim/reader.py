@@ -14,7 +14,9 @@ import numpy as np
 from syncer.errors import RemoteProtocolError
 from syncer.kernels import encode_bf16
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
-from syncer.reader.cut_session import ReaderSession, ReceivedCut, Refused, ServerEnd
+from syncer.reader.cut_session import NOBODY, ReaderSession, ReceivedCut, Refused, ServerEnd
+from syncer.wire.encode import encode_heartbeat
+from syncer.wire.messages import Heartbeat
 from tests.sim.clock import MS, SECOND
 from tests.sim.network import Wire
 
@@ -51,6 +53,7 @@ class SimReader:
         """It stops reading for a while, now and then, or vanishes, until it leaves."""
         if wire is not self.wire:
             return
+        wire.write(encode_heartbeat(Heartbeat(NOBODY, len(self.steps))))
         if self.slow and self.dice.random() < 0.5:
             wire.pause()
             self.fleet.world.after(self.dice.uniform(1, 5000) * MS, wire.resume)
