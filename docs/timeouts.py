@@ -175,6 +175,7 @@ OTHER = {
     "syncer/checkpoint/progress.py:SILENT_S": "how soon a progress line shows",
     "syncer/checkpoint/progress.py:EVERY_S": "how often it is drawn",
     "syncer/learner/client.py:FIRST_REPORT_S": "how often a wait is said",
+    "syncer/server/notify.py:STATUS_EVERY_NS": "how often a service manager hears of the run",
     "syncer/learner/client.py:LATE_S": "what counts as a thread that could not run",
     "syncer/learner/initial_values.py:REPORT_S": "how often a wait is said",
     "syncer/learner/learner.py:WAIT_REPORT_S": "how often a wait is said",

@@ -63,6 +63,9 @@ class Driver:
         self.carry_out: dict[type, Callable[[Any], object]] = {actions.Exit: self._exit, **owners}
         self.waiting: deque[events.Event] = deque()
         self.stepping = False
+        self.given: list[actions.Action] = []
+        """Of the event that is being carried out, up to its end."""
+        self.at = 0
         self.carried_out: Callable[[], object] = lambda: None
         if watch is not None:
             watch.begin(scheduler)
@@ -83,6 +86,14 @@ class Driver:
         finally:
             self.stepping = False
 
+    def publish_undone(self) -> None:
+        """Something raised while an event was carried out. A step that it has committed is
+        published all the same, so that the fragments are the cut that the scheduler speaks of."""
+        undone, self.given = self.given[self.at:], []
+        for action in undone:
+            if type(action) is actions.Publish:
+                self.carry_out[actions.Publish](action)
+
     def broken(self, text: str) -> None:
         """Something raised while an event was carried out: what waited behind it is void."""
         self.waiting.clear()
@@ -94,8 +105,10 @@ class Driver:
         if self.watch is not None:
             self.watch.before(event)
         given = self.scheduler.step(self.loop.now_ns(), event)
-        for action in given:
+        self.given = given
+        for self.at, action in enumerate(given):
             self.carry_out[type(action)](action)
+        self.given = []
         if type(event) is events.Push:
             event.payload.settle()
         if self.watch is not None:

@@ -112,6 +112,7 @@ class Server:
                          config.expected_island_contract, config.run)
         self.address = self.listeners[0].address
         self.status: int = Exit.FAILED
+        self.manager = self.system.service_manager()
 
     def run(self) -> int:
         """Serve until the run ends and return the exit status; then everything is closed.
@@ -228,11 +229,15 @@ class Server:
         what the turn raised.
         """
         self._announce()
+        if self.manager is not None:
+            self.manager.ready(self._situation())
         self.log.restrain(self.loop)
         driver, ending = self.driver, None
         while ending is None:
             try:
                 while driver.ending is None:
+                    if self.manager is not None:
+                        self.manager.stands(self._situation(), self.loop.now_ns())
                     yield driver.deadline_ns()
                     driver.tick_if_due()
                 ending = driver.ending
@@ -290,12 +295,17 @@ class Server:
     def _broken(self, error: Exception) -> RunEnd | None:
         """How the run ends after a defect; None: with the last cut, which is being saved.
 
-        Not where the fragments are not the cut that the scheduler speaks of, since the defect came
-        between them, and not a second time: a run that cannot even end must not spin.
+        Not where the fragments cannot be made the cut that the scheduler speaks of, since the
+        defect came between them, and not a second time: a run that cannot even end must not
+        spin.
         """
         ending = self._defect(error)
         first, self.is_broken = not self.is_broken, True
         scheduler, session = self.driver.scheduler, self.session
+        try:
+            self.driver.publish_undone()
+        except Exception as another:
+            self._defect(another)
         if first and (session is None or scheduler.phase == Phase.WAITING
                       or session.merging.versions == scheduler.versions):
             try:
@@ -306,7 +316,18 @@ class Server:
                 return self.driver.ending
         return ending
 
+    def _situation(self) -> str:
+        """Where the run stands, for whoever looks at the process from outside."""
+        scheduler = self.driver.scheduler
+        there = scheduler.members.current_count if scheduler.fragments else 0
+        where = (f"step {scheduler.global_step} of {self.persistence.total_steps}"
+                 if scheduler.phase != Phase.WAITING else "waiting")
+        return f"{where}, {there} of {self.config.learners} learners are here"
+
     def _say(self, ending: RunEnd) -> None:
+        if self.manager is not None:
+            self.manager.stopping(ending.text)
+            self.manager = None
         self.log.write("INFO" if ending.status in NO_FAILURES else "ERROR", ending.text,
                        {"status": ending.status})
 

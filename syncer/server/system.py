@@ -34,6 +34,7 @@ from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
 from syncer.server.capacity import Descriptors
 from syncer.server.log import Lines, Writer
+from syncer.server.notify import ServiceManager
 from syncer.server.selector import SelectorLoop
 from syncer.server.workers import Job, JobQueue, run_jobs
 from syncer.streams import Backlog, LineWriter, WriterThread
@@ -362,6 +363,11 @@ class System:
     def checks(self) -> bool:
         """Whether the scheduler's invariants are checked after every event."""
         return os.environ.get("SYNCER_CHECK", "") not in ("", "0")
+
+    def service_manager(self) -> ServiceManager | None:
+        """Whoever started this process and wants to hear of it (sd_notify); mostly nobody."""
+        address = os.environ.get("NOTIFY_SOCKET", "")
+        return ServiceManager(address) if address[:1] in ("/", "@") and address[1:] else None
 
     def usage(self) -> Usage:
         used = resource.getrusage(resource.RUSAGE_SELF)

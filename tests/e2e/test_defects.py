@@ -8,6 +8,7 @@ import pytest
 from syncer.checkpoint import saver
 from syncer.checkpoint.reader import Checkpoint
 from syncer.merge import FragmentStore
+from syncer.server.decoded import Decoded
 from tests.e2e.scripted import ServerThread, layout_of
 
 SMALL = layout_of((4,))
@@ -41,6 +42,21 @@ def test_a_defect_in_a_merge_saves_what_is_committed(tmp_path, monkeypatch, back
         assert server.log.find("checkpoint written", kind="failure", step=3)
     with Checkpoint(path) as checkpoint:
         assert checkpoint.facts.step == 3
+
+
+def test_a_defect_before_a_step_is_published_loses_nothing(tmp_path, monkeypatch):
+    """The payload of a merged push cannot be given back: its step is committed, and is saved."""
+    path = tmp_path / "c"
+    with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path),
+                      checkpoint_every=8) as server:
+        learner, pull = train(server, 3)
+        monkeypatch.setattr(Decoded, "release", no_memory)
+        learner.push(pull, ZEROS)
+        learner.ended()
+        assert server.wait() == 1
+        assert server.log.find("checkpoint written", kind="failure", step=4)
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.facts.step == 4
 
 
 def test_a_defect_between_a_step_and_its_fragments_saves_nothing(tmp_path, monkeypatch):

@@ -361,6 +361,9 @@ class SimSystem(System):
     def origin(self) -> Origin:
         return Origin(self.world.births.getrandbits(64) | 1, self.world.now_ns // SECOND)
 
+    def service_manager(self) -> None:
+        """There is none."""
+
     def usage(self) -> Usage:
         return Usage(0.0, 0)
 
