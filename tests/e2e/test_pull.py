@@ -388,3 +388,17 @@ def test_cuts_go_to_a_program_as_well(tmp_path):
         train(learner, 1)
         learner.take_cut()
         assert [(cut.step, cut.is_final) for cut in found] == [(4, True)]
+
+
+def test_a_file_that_cannot_be_written_is_status_5(tmp_path):
+    """The directory is gone when the cut is there, and nothing else of the run is touched."""
+    place = tmp_path / "place"
+    place.mkdir()
+    with (ServerThread(tmp_path, total_steps=9) as server,
+          PullProcess(tmp_path, f"127.0.0.1:{server.port}", "-o", str(place / "m")) as process):
+        process.said("connected to")
+        place.rename(tmp_path / "elsewhere")
+        start(server.learner(0)).pull(1)
+        assert process.process.wait(60) == 5
+        assert f"syncer: {place / 'm'}" in process.err.read_text()
+        assert not process.records()

@@ -1,0 +1,131 @@
+"""What one connection of a reader believes, and what a pull makes of several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from syncer.errors import RemoteProtocolError
+from syncer.layout import AVG, FragmentLayout, Layout
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, Msg, RunState
+from syncer.reader.cut_session import ReaderSession, ReceivedCut, Refused, ServerEnd
+from syncer.reader.pulling import Lost, PullFailed, Pulling
+from syncer.wire import encode
+from syncer.wire.extended import (
+    SessionLayout,
+    Welcome,
+    encode_session_layout,
+    encode_welcome,
+)
+from syncer.wire.messages import Manifest
+
+LAYOUT = Layout((FragmentLayout(AVG, (2,)), FragmentLayout(AVG, (1, 1))))
+SESSION = encode_session_layout(SessionLayout(DTYPE_F32, LAYOUT, bytes(32), bytes(32)))
+
+
+def welcome(epoch: int = 1, instance: int = 7) -> bytes:
+    return encode_welcome(Welcome(epoch, instance, 0, 9, 1, 1, 24.0, RunState.RUNNING, "syncer"))
+
+
+def tensor(fragment: int, version: int, *, final: bool = False) -> bytes:
+    kind = Msg.FINAL_FRAGMENT if final else Msg.BCAST_FRAGMENT
+    head = (encode.final_head if final else encode.bcast_head)(fragment, version)
+    return b"".join(encode.bare_message(kind, head, np.full(2, version, "<f4")))
+
+
+def manifest(step: int, *versions: int) -> bytes:
+    return encode.encode_manifest(Manifest(step, versions))
+
+
+def told(session: ReaderSession, *frames: bytes) -> list:
+    """What the session makes of these bytes, which come one by one."""
+    found = []
+    for byte in b"".join(frames):
+        window = session.buffer()
+        window[0] = byte
+        found += session.received(1)
+    return found
+
+
+def test_a_cut_is_whole_when_its_manifest_fits_every_fragment():
+    session = ReaderSession(DTYPE_F32, follows=True)
+    found = told(session, welcome(), SESSION, tensor(1, 0), tensor(0, 1), manifest(1, 1, 0),
+                 tensor(1, 2), manifest(2, 1, 2), tensor(0, 3, final=True),
+                 tensor(1, 2, final=True), manifest(3, 3, 2), encode.encode_shutdown())
+    cuts = [each for each in found if isinstance(each, ReceivedCut)]
+    assert [(cut.step, cut.is_final) for cut in cuts] == [(1, False), (2, False), (3, True)]
+    assert [np.frombuffer(each, "<f4")[0] for each in cuts[1].tensors] == [1, 2]
+    assert isinstance(found[-1], ServerEnd)
+
+
+@pytest.mark.parametrize(("frames", "text"), [
+    ((SESSION,), "before its WELCOME"),
+    ((welcome(), tensor(0, 0)), "message type"),
+    ((welcome(), welcome()), "before its LAYOUT"),
+    ((welcome(), SESSION, SESSION), "message type"),
+    ((welcome(), SESSION, tensor(0, 0), manifest(0, 0, 0)), "and none has come"),
+    ((welcome(), SESSION, tensor(0, 1), tensor(1, 0), manifest(0, 0, 0)), "and 1 has come"),
+    ((welcome(), SESSION, tensor(0, 1), tensor(1, 4), manifest(1, 1, 4)), "expected 0"),
+    ((welcome(), SESSION, manifest(0, 0)), "1 fragments"),
+    ((welcome(), SESSION, encode.encode_error("why")[:5] + b"\xff" * 8), "exceeds"),
+])
+def test_what_no_server_sends_is_an_error(frames, text):
+    with pytest.raises(RemoteProtocolError, match=text):
+        told(ReaderSession(DTYPE_F32, follows=False), *frames)
+
+
+def pulling(**settings) -> Pulling:
+    lines: list[str] = []
+    made = Pulling("127.0.0.1:1", follow=True, say=lines.append, **settings)
+    made.lines = lines  # type: ignore[attr-defined]
+    return made
+
+
+def cuts_of(made: Pulling, *frames: bytes) -> list:
+    """The cuts of one connection that brings these frames."""
+    session, found = ReaderSession(made.dtype, follows=True), []
+    for each in told(session, *frames):
+        if isinstance(each, ReceivedCut):
+            found.append(made._cut(session, each))
+        elif not isinstance(each, ServerEnd):
+            made._told(each)
+    return [cut for cut in found if cut is not None]
+
+
+def test_a_new_connection_goes_on_where_the_run_is():
+    made = pulling()
+    first = (welcome(), SESSION, tensor(0, 3), tensor(1, 4), manifest(4, 3, 4))
+    assert [cut.step for cut in cuts_of(made, *first)] == [4]
+    assert cuts_of(made, *first) == []  # it has that one
+    resumed = (welcome(epoch=2, instance=8), SESSION, tensor(0, 1), tensor(1, 2),
+               manifest(2, 1, 2))
+    assert [cut.step for cut in cuts_of(made, *resumed)] == [2]
+    assert made.lines[-1] == "the run has gone back from step 4 to step 2"
+
+
+def test_a_server_that_is_no_successor_ends_it():
+    made = pulling()
+    cuts_of(made, welcome(epoch=2), SESSION, tensor(0, 1), tensor(1, 2), manifest(2, 1, 2))
+    for epoch in (1, 2):
+        with pytest.raises(PullFailed, match=f"another server answers .*epoch {epoch}"):
+            cuts_of(made, welcome(epoch, instance=9))
+    other = encode_session_layout(SessionLayout(DTYPE_F32, LAYOUT, b"\x01" * 32, bytes(32)))
+    with pytest.raises(PullFailed, match="has another model now"):
+        cuts_of(made, welcome(epoch=3, instance=9), other)
+
+
+def test_what_may_pass_by_is_tried_again_and_the_rest_is_not():
+    made = pulling()
+    with pytest.raises(Lost, match="try again later"):
+        made._told(Refused("this syncer has 8 readers already; try again later"))
+    with pytest.raises(PullFailed, match="refuses: session mismatch"):
+        made._told(Refused("session mismatch: expected run a, got run b"))
+
+
+def test_the_final_cut_has_the_dtype_that_was_asked_for():
+    made = pulling(dtype="bf16")
+    (cut,) = cuts_of(made, welcome(), SESSION, tensor(0, 1, final=True),
+                     tensor(1, 2, final=True), manifest(2, 1, 2))
+    assert (cut.dtype, cut.is_final) == (DTYPE_BF16, True)
+    assert [len(each) for each in cut.tensors] == [4, 4]
+    assert [list(values) for values in cut.parameters().values()] == [[1, 1], [2, 2]]
