@@ -19,12 +19,12 @@ from syncer.config import OPTIONS
 from syncer.learner import Learner
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("syncer/server", "syncer/core", "syncer/checkpoint", "syncer/learner")
+ROOMS = ("syncer/server", "syncer/core", "syncer/checkpoint", "syncer/learner", "syncer/reader")
 UNITS = {"_NS": 1e-9, "_MS": 1e-3, "_S": 1.0}
 CONSTANT = re.compile(
     r"^(?:cdef [a-z ]+ )?((?:[A-Z][A-Z0-9_]*_(?:NS|MS|S)(?:, )?)+) = ([^#\n]+)", re.MULTILINE)
 
-BOTH, SERVER, LEARNER = "both", "server", "learner"
+BOTH, SERVER, LEARNER, READER = "both", "server", "learner", "reader"
 
 
 class Row(NamedTuple):
@@ -155,11 +155,21 @@ ROWS = (
     Row(LEARNER, "and comes back after", "syncer/learner/early_end.py:AWAY_MIN_S",
         "twice as long every time"),
     Row(LEARNER, "but at most", "syncer/learner/early_end.py:AWAY_MAX_S", ""),
+    Row(READER, "a single try to connect", "syncer/reader/pulling.py:DIAL_S",
+        "dialed again, as learners do"),
+    Row(READER, "a byte, or a connection, where one cut is wanted",
+        "syncer/reader/pulling.py:PULL_TIMEOUT_S",
+        "status 1, unless `syncer pull --timeout-s` says otherwise; with `--follow` there is no "
+        "limit"),
+    Row(READER, "a byte, before a line says what is waited for",
+        "syncer/reader/pulling.py:QUIET_S", ""),
+    Row(READER, "and again", "syncer/reader/pulling.py:SAY_AGAIN_S", ""),
     Row(LEARNER, "between two heartbeats, at least", "syncer/learner/heartbeats.py:HEARTBEAT_S",
         "also repeated in a pause; there is no time-out for them on the server"),
 )
 
 OTHER = {
+    "syncer/reader/pull_screen.py:EVERY_LINE_S": "between two lines about the bytes of one cut",
     "syncer/server/catchups.py:TICK_NS": "how often catch-ups are looked at",
     "syncer/server/catchups.py:IDLE_TICK_NS": "the same, while nothing moves",
     "syncer/server/catchups.py:SHIELD_NS": "of a long time of broadcasts, what is theirs alone",
