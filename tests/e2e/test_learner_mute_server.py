@@ -17,6 +17,7 @@ from syncer.learner import news as news_module
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
 from syncer.learner.dialing import dial
+from syncer.learner.introduction import Introduction
 
 from .clients import client_threads, make_session
 from .scripted_server import ScriptedServer
@@ -56,6 +57,13 @@ class Mute:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    """Learners of protocol 4 alone, who wait for nothing: who introduces himself waits for
+    an answer in the constructor, which tests/e2e/test_learner_introduction.py has."""
+    monkeypatch.setattr(Introduction, "extension", lambda self, held: None)
 
 
 @pytest.fixture(params=[True, False], ids=["that reads", "that does not read"])
