@@ -145,14 +145,15 @@ def draw_settings(world: World, config: Config) -> dict[str, Any]:
     rng = world.rng
     return {
         "step_ms": (10, 400), "work_ms": world.between(0.1, 300), "gates": [1, 1, 1, 3],
-        # Without data streams a pull cannot overtake the broadcast it is about, which a strict
-        # run could not forgive.
-        "streams": 0 if config.fixed_roster else rng.choice([0, 1, 3]),
+        "streams": [0, 1, 3][config.total_steps % 3] if config.fixed_roster else (
+            rng.choice([0, 1, 3])),
         # Data sockets may be slower than the control socket, but not so slow that no answer comes
         # within the quorum timeout; "eager" learners do not wait for what is still on them.
         "slow_data_ms": rng.choice([0, 0, 40]) * (
             min(config.quorum_timeout_s, 10) if config.quorum_timeout_s <= 60 else 0),
         "eager": rng.choice([0, 0, 0.5]),
+        # Who introduces himself: nobody, every other one, all.
+        "introduced": config.total_steps // 2 % 3,
         "ns_per_byte": world.between(1, 1e5), "half_open_ms": world.between(10, 20_000),
         "capacity": int(world.between(60, rng.choice([400, 100_000]))),
         "spurious": rng.random() < 0.3, "misconfigured": rng.choice([0, 0, 0.2]),

@@ -16,7 +16,6 @@ from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
 from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
-from syncer.wire.contracts import rl_contract
 from syncer.wire.hello import Hello
 from tests.sim import operator, reader, renumbered, scale, strangers
 from tests.sim.clock import MS, SECOND, World
@@ -31,6 +30,7 @@ from tests.sim.draw import (
     draw_settings,
 )
 from tests.sim.history import History, Witness
+from tests.sim.introduced import RunOfFleet
 from tests.sim.learner import SimLearner
 from tests.sim.marks import SAID
 from tests.sim.neglect import Neglect
@@ -70,10 +70,10 @@ class Fleet:
         if self.large:                            # pieces and turns of real size
             self.config = replace(self.config, total_steps=3)
             self.layout = LARGE
-        self.fingerprint = bytes(rng.randrange(256) for _ in range(32))
-        pinned = self.config.expected_island_contract
-        self.contract = self.fingerprint if pinned is None else rl_contract(
-            self.fingerprint, pinned)
+        self.identity = RunOfFleet(self.config, self.layout, bytes(
+            rng.randrange(256) for _ in range(32)).hex())
+        self.fingerprint, self.contract = self.identity.fingerprint, self.identity.contract
+        self.config = config or self.identity.asked_by(self.config)
         self.group = rng.choice([None, None, "a group", "eine\nGruppe\x1b[0m"])
         self.settings = draw_settings(world, self.config) | (settings or {}) | (
             LARGE_SETTINGS if self.large else {})

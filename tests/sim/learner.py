@@ -26,8 +26,10 @@ from syncer.wire.encode import (
     init_head,
     push_head,
 )
+from syncer.wire.extended import encode_report
 from syncer.wire.messages import BudgetDone, DataHello, FinalAck, Pull, Push
 from tests.sim.clock import MS, SECOND, World
+from tests.sim.introduced import check_welcome, introduction_of, report_of
 from tests.sim.link import Link
 from tests.sim.network import KEEPALIVE_NS, Wire
 
@@ -107,6 +109,8 @@ class SimLearner:
         self.misconfigured = wrong is not None
         self.session = (EagerSession if self.eager else Session)(
             fleet.layout, fleet.fingerprint, learner=self.learner, dtype=fleet.dtype,
+            introduction=None if self.eager else introduction_of(
+                fleet, self.learner, bytes(32) if wrong == "contract" else None),
             num_streams=self.settings["streams"], compat_group=fleet.group,
             contract=bytes(32) if wrong == "contract" else fleet.contract,
             profile_hash=bytes(32) if wrong == "profile" else fleet.profile,
@@ -121,17 +125,24 @@ class SimLearner:
             self.fleet.network, connection,
             lambda stream, data: self.received(connection, link, stream, data),
             lambda link: self.lost(connection, link), self.data_ns)
+        self.opened(link)
+        impatient = self.world.now_ns < self.fleet.faults_end_ns
+        if impatient and self.world.chance(self.settings["impatience"]):
+            self.world.after(self.world.between(0.01, 50) * MS, self.dial_again)
+
+    def opened(self, link: Link) -> None:
+        """The connection begins, and again when the server has introduced itself on it."""
         link.begin()
-        if self.learner == 0 and not self.init_sent:
+        wanted = self.learner == 0 and not self.init_sent
+        if link.connection.welcome is not None:
+            wanted = self.session.wants_initial_values
+        if wanted:
             self.send_init()
         if self.session.phase is Phase.ACKNOWLEDGING:
             link.control(self.session.acknowledge())
         if self.world.chance(self.settings["resend"]):
             for push, delta in self.sent:
                 link.tensor(self.session.tensors.push(push, delta))
-        impatient = self.world.now_ns < self.fleet.faults_end_ns
-        if impatient and self.world.chance(self.settings["impatience"]):
-            self.world.after(self.world.between(0.01, 50) * MS, self.dial_again)
 
     def send_init(self) -> None:
         """Anew on every connection until one has carried all of it, as the library does."""
@@ -147,6 +158,11 @@ class SimLearner:
             for inbound in self.taken(connection, stream, data):
                 if inbound.msg_type == Msg.BCAST_FRAGMENT:
                     self.init_sent = True  # the run has begun: everything has its first value
+                elif inbound.msg_type == Msg.WELCOME:
+                    check_welcome(self.fleet, self.session, inbound.message)
+                    self.opened(link)
+                elif inbound.msg_type == Msg.NOTICE:
+                    self.fleet.marks.add("a notice has come")
         except TurnedAway:
             self.lost(connection, link)
             link.close()
@@ -240,6 +256,8 @@ class SimLearner:
         if (self.link is not None and self.link.idle and not self.eager
                 and self.world.chance(0.3)):
             self.link.control(session.heartbeat())
+            if self.link.connection.extended and self.world.chance(0.1):
+                self.link.control(encode_report(report_of(self.world)))
         if session.phase is Phase.FINALIZING and (cut := session.final.tensors()) is not None:
             for fragment, tensor in zip(self.fragments, cut, strict=True):
                 fragment.overwrite(tensor)
@@ -334,7 +352,7 @@ class SimLearner:
         if link is None:
             return
         rng = self.world.rng
-        kind = rng.randrange(8)
+        kind = rng.randrange(9)
         if kind == 0:
             link.control(bytes(rng.randrange(256) for _ in range(40)))
         elif kind == 1:
@@ -342,6 +360,8 @@ class SimLearner:
         elif kind == 6 and self.learner == 0:
             link.cut_anywhere(Msg.INIT_PARAMS, init_head(0)
                               + b"\xff" * self.session.tensors.init_bytes(0))
+        elif kind == 8 and link.connection.extended:
+            link.control(frame(Msg.REPORT, rng.randbytes(rng.randrange(12))))
         elif kind == 7:
             link.control(encode_final_ack(FinalAck(rng.randrange(30))))
         elif kind == 2:

@@ -29,18 +29,21 @@ class Link:
         """A stream that is never dialed."""
         self.next_id = 1 << 40  # the library numbers its own from 0
         delay_ns = network.delay_ns()
-        self.wires = [Wire(network, delay_ns + (data_ns if s else 0),
-                           lambda data, s=s: received(s, data), self._ended)
-                      for s in range(connection.streams)]
+        self.dial = [lambda s=s: Wire(network, delay_ns + (data_ns if s else 0),
+                                      lambda data: received(s, data), self._ended)
+                     for s in range(connection.streams)]
+        self.wires: list[Wire] = []
 
     def begin(self) -> None:
-        """Say who it is on every stream."""
-        for stream, (wire, opening) in enumerate(
-                zip(self.wires, self.connection.openings, strict=True)):
+        """Say who it is on every stream; who introduces himself is answered on the first one
+        before he dials the others."""
+        streams = range(len(self.wires), self.connection.streams if self.connection.ready else 1)
+        self.wires += [self.dial[stream]() for stream in streams]
+        for stream in streams:
             if stream == self.missing:
-                wire.drown()
+                self.wires[stream].drown()
             else:
-                wire.write(opening)
+                self.wires[stream].write(self.connection.openings[stream])
 
     @property
     def idle(self) -> bool:
@@ -50,10 +53,13 @@ class Link:
     # ---- what the learner says ---------------------------------------------------------------
 
     def control(self, data: bytes) -> None:
-        self.wires[0].write(data)
+        if self.connection.ready:                 # until then nothing but its greeting is said
+            self.wires[0].write(data)
 
     def tensor(self, message: TensorMessage) -> None:
         """A tensor message: as the library stripes it, or cut anywhere."""
+        if not self.connection.ready:
+            return
         if self.world.chance(0.5) or len(message.body) > 1 << 20:
             for stream, pieces in self.connection.stripe(message):
                 self.wires[stream].write(b"".join(bytes(piece) for piece in pieces))
@@ -62,6 +68,8 @@ class Link:
 
     def cut_anywhere(self, msg_type: int, body: bytes) -> None:
         """A message in one to three CHUNKs on any streams."""
+        if not self.connection.ready:
+            return
         rng = self.world.rng
         inner = frame(msg_type, body)
         pieces = rng.choice([1, 1, 2, 3])

@@ -63,7 +63,7 @@ REQUIRED = frozenset({
         "a HELLO of another profile and session", "a HELLO with a block that is cut",
         "a HELLO with a block that is longer than it", "a HELLO with records behind each other",
         "a HELLO of a reader", "a report of nobody", "a HELLO of another run")),
-    "HELLOs are read on the workers",
+    "HELLOs are read on the workers", "a fragment was kept", "a notice has come",
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",

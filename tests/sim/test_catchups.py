@@ -32,7 +32,7 @@ class Joining:
         self.fleet = fleet = Fleet(11, config=config, faults=[], settings={
             "step_ms": (2, 2.01), "gates": [1], "streams": 0, "work_ms": 0.5, "ns_per_byte": 1.0,
             "capacity": 1 << 20, "spurious": False, "duplicate": 0, "resend": 0, "impatience": 0,
-            "misconfigured": 0, "turn_ns": 20_000, "chunk_bytes": 4 << 20,
+            "misconfigured": 0, "introduced": 0, "turn_ns": 20_000, "chunk_bytes": 4 << 20,
             "inline_elements": 131_072, "catchup_bytes": 1 << 17})
         self.server = fleet.server
         self.late = fleet.learners[TRAINING:]

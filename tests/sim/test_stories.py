@@ -27,7 +27,8 @@ def test_a_learner_that_dials_while_the_last_cut_is_written_is_not_told_off():
     """Its HELLO gets no answer, so that it dials the next server. Nor do its data sockets."""
     config = toy_config(learners=2, total_steps=50, checkpoint_path=PATH, checkpoint_every=30,
                         log_level="debug")
-    fleet = Fleet(1, config=config, faults=[], settings={"streams": 3, "work_ms": 1})
+    fleet = Fleet(1, config=config, faults=[], settings={"streams": 3, "work_ms": 1,
+                                                         "misconfigured": 0})
     fleet.disk.fault_chance = 0.0
     with scaled(fleet.settings):
         server = fleet.server
