@@ -25,8 +25,10 @@ class Exit(IntEnum):
     NOT_RESUMABLE = 4, ("the checkpoint of `--resume` cannot be used; one is there, and neither "
                         "`--resume` nor `--overwrite` was given; or, with `--max-base-lag 0`, a "
                         "learner of another session came before the start")
-    NOT_WRITTEN = 5, ("a checkpoint could not be written, or a mark of an end that is none any "
-                      "more could not be removed")
+    NOT_WRITTEN = 5, ("a checkpoint could not be written that had to be "
+                      "(`--on-checkpoint-error`), its directory was not there with "
+                      "`--resume auto`, or a mark of an end that is none any more could not be "
+                      "removed")
     NEVER_STARTED = 6, "`--start-learners` were not there before `--start-timeout-s`"
     INTERRUPTED = SIGNALLED + 2, "ended by SIGINT"
     TERMINATED = SIGNALLED + 15, "ended by SIGTERM"

@@ -182,7 +182,7 @@ def check_paths(config: Config) -> None:
     for name in (option.name for option in OPTIONS if isinstance(option.values, OutputFile)):
         path: str | None = getattr(config, name)
         if path is None or (
-            name == "checkpoint_path" and config.resume is True and not os.path.isfile(path)
+            name == "checkpoint_path" and _is_judged_later(config, path)
         ):  # a run that cannot be resumed has a status of its own
             continue
         problem = trouble_of_output(config, name)
@@ -191,6 +191,12 @@ def check_paths(config: Config) -> None:
     clash = clash_of_outputs(config)
     if clash is not None:
         raise ConfigError(clash)
+
+
+def _is_judged_later(config: Config, path: str) -> bool:
+    directory = os.path.dirname(os.path.realpath(path))
+    return (config.resume is True and not os.path.isfile(path)) or (
+        config.resume == "auto" and not os.path.isdir(directory))
 
 
 def check_memory(config: Config) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.epoch_file import EpochFile, read_epoch
 from syncer.checkpoint.facts import SAFETENSORS, Facts
 from syncer.checkpoint.files import Files
@@ -45,6 +46,7 @@ def resumable_path(config: Config, files: Files) -> str | None:
     except NOT_THERE:
         why = "no such file"
         if auto:
+            _check_directory(path, files)
             _check_only_copy(path, files)
             return None
     except OSError as error:
@@ -52,6 +54,17 @@ def resumable_path(config: Config, files: Files) -> str | None:
     if why is not None:
         raise CheckpointError(f"--resume: {path} cannot be read: {why}")
     return path
+
+
+def _check_directory(path: str, files: Files) -> None:
+    """One that is not there may come back, with the checkpoint in it: another start can help."""
+    directory = os.path.dirname(files.real_path(path)) or "."
+    try:
+        files.names(directory)
+    except OSError as error:
+        raise WriteError(f"--resume auto: the directory of {path} cannot be read: "
+                         f"{error.strerror}; the run is not begun anew, since its checkpoint may "
+                         "be there", error.errno, "names") from None
 
 
 def _check_only_copy(path: str, files: Files) -> None:

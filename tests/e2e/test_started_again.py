@@ -148,6 +148,20 @@ def test_a_second_name_alone_may_be_the_only_copy(tmp_path, undisturbed):
     with_it.close()
 
 
+def test_a_directory_that_is_away_at_a_start_is_waited_for_by_another_start(tmp_path, undisturbed):
+    """Status 5: whatever starts servers again goes on doing so until it is back."""
+    home = tmp_path / "home"
+    home.mkdir()
+    path = write(home / "c", undisturbed[4])
+    home.rename(tmp_path / "away")
+    status, text = refused(tmp_path, *flags(path, 8, *AUTO))
+    assert status == 5
+    assert f"the directory of {path} cannot be read: No such file or directory" in text
+    (tmp_path / "away").rename(home)
+    with ServerProcess(tmp_path, *flags(path, 8, *AUTO), steps=20) as server:
+        server.log.wait("resumed from checkpoint", step=4)
+
+
 # ------------------------------------------------------------------------------ a finished run
 def finished(path, *more: str) -> tuple[str, ...]:
     return flags(path, 1, *AUTO, "--mark-final-checkpoint", "--final-state",
