@@ -13,7 +13,8 @@ WAITED_FOR: dict[Any, int] = {}
 """Group -> what was on its way when a round had just asked it, until the turn has ended."""
 
 SMALL_BYTES = 1024
-"""Of a reader: WELCOME, LAYOUT and manifests, which are small beside any real model."""
+"""Of who has introduced himself: WELCOME, notices, and a reader's LAYOUT and manifests, which are
+small beside any real model and wait for no turn."""
 
 
 @contextmanager
@@ -66,5 +67,5 @@ class LineCheck:
                 continue
             self.others[group] = group.in_flight()
         bound = self.most + sum(self.others.values()) + SMALL_BYTES * sum(
-            turn.reads for turn in turns.line.values())
+            turn.reads or group.extended for group, turn in turns.line.items())
         assert on_the_way <= bound, f"{on_the_way} bytes of catch-ups are on their way, not {bound}"
