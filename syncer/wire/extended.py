@@ -21,8 +21,9 @@ from syncer.protocol import (
     Msg,
     RunState,
 )
+from syncer.wire.cursor import RECORD_HEAD, Cursor, read_records
 from syncer.wire.encode import encode_layout, frame
-from syncer.wire.extension import RECORD_HEAD, layout_names, names_record
+from syncer.wire.extension import layout_names, names_record
 from syncer.wire.layout import LayoutBytes, scan_layout
 from syncer.wire.messages import Bytes
 from syncer.wire.names import Names
@@ -110,34 +111,25 @@ def parse_welcome(payload: Bytes, fragments: int) -> Welcome:
 
     What a later revision appends is not looked at.
     """
-    data = memoryview(payload)
-    at = 0
-
-    def take(size: int) -> memoryview:
-        nonlocal at
-        if size > len(data) - at:
-            raise RemoteProtocolError(
-                f"WELCOME payload truncated: {len(data)} bytes, expected at least {at + size}")
-        at += size
-        return data[at - size : at]
+    cursor = Cursor(memoryview(payload), "WELCOME payload")
 
     def text() -> str:
-        return bytes(take(TEXT_LENGTH.unpack(take(TEXT_LENGTH.size))[0])).decode("utf-8", "replace")
+        return bytes(cursor.take(cursor.number(TEXT_LENGTH.size))).decode("utf-8", "replace")
 
     revision, epoch, instance, step, total, learners, quorum, interval, state = (
-        WELCOME_HEAD.unpack(take(WELCOME_HEAD.size)))
+        WELCOME_HEAD.unpack(cursor.take(WELCOME_HEAD.size)))
     if revision == 0 or instance == 0 or epoch == 0:
         raise RemoteProtocolError(f"WELCOME has revision {revision}, epoch {epoch} and instance "
                                   f"{instance}, expected numbers above 0")
     if state > max(RunState):
         raise RemoteProtocolError(f"WELCOME has state {state}, expected 0 to {max(RunState):d}")
     version, run = text(), text()
-    renumbered, count = RENUMBERED.unpack(take(RENUMBERED.size))
+    renumbered, count = RENUMBERED.unpack(cursor.take(RENUMBERED.size))
     if count != fragments:
         raise RemoteProtocolError(f"WELCOME has {count} fragments, expected {fragments}")
-    kept = take(count)
-    if revision == EXTENSION_REVISION and at != len(data):
-        raise RemoteProtocolError(f"WELCOME payload has {len(data)} bytes, expected {at}")
+    kept = cursor.take(count)
+    if revision == EXTENSION_REVISION and cursor.remaining:
+        raise RemoteProtocolError(f"WELCOME payload has {len(payload)} bytes, expected {cursor.at}")
     return Welcome(epoch, instance, step, total, learners, quorum, interval, RunState(state),
                    version, run, renumbered, tuple(byte != 0 for byte in kept))
 
@@ -175,31 +167,24 @@ def encode_report(report: LearnerReport) -> bytes:
 def parse_report(payload: Bytes) -> LearnerReport:
     """REPORT; a figure that is not finite is as one that was not sent. Every refusal starts
     `invalid REPORT: `."""
-    data = memoryview(payload)
-    if len(data) < REPORT_HEAD.size or REPORT_HEAD.unpack_from(data)[0] == 0:
-        raise RemoteProtocolError("invalid REPORT: no revision, or revision 0")
-    found: dict[int, float | None] = {}
-    at = REPORT_HEAD.size
-    while at < len(data):
-        if len(data) - at < RECORD_HEAD.size:
-            raise RemoteProtocolError(f"invalid REPORT: {len(data) - at} bytes are left where a "
-                                      "record begins")
-        tag, size = RECORD_HEAD.unpack_from(data, at)
-        at += RECORD_HEAD.size
-        if size > len(data) - at or tag in found:
-            raise RemoteProtocolError(
-                f"invalid REPORT: record {tag} is there twice, or has {size} bytes where "
-                f"{len(data) - at} are left")
-        value = None
-        if 1 <= tag <= len(LearnerReport._fields):
-            if size != F64.size:
-                raise RemoteProtocolError(f"invalid REPORT: record {tag} has {size} bytes, "
-                                          f"expected {F64.size}")
-            (value,) = F64.unpack_from(data, at)
-            value = value if math.isfinite(value) else None
-        found[tag] = value
-        at += size
-    return LearnerReport(*(found.get(tag) for tag in range(1, 1 + len(LearnerReport._fields))))
+    try:
+        cursor = Cursor(memoryview(payload))
+        if cursor.number(REPORT_HEAD.size) == 0:
+            raise RemoteProtocolError("revision 0, expected 1 or later")
+        records = read_records(cursor)
+        return LearnerReport(*(_figure(tag, records.get(tag))
+                               for tag in range(1, 1 + len(LearnerReport._fields))))
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"invalid REPORT: {error}") from None
+
+
+def _figure(tag: int, data: memoryview | None) -> float | None:
+    if data is None:
+        return None
+    if len(data) != F64.size:
+        raise RemoteProtocolError(f"record {tag} has {len(data)} bytes, expected {F64.size}")
+    (value,) = F64.unpack(data)
+    return value if math.isfinite(value) else None
 
 
 # --- LAYOUT --------------------------------------------------------------------------------------

@@ -23,11 +23,10 @@ from syncer.protocol import (
     HASH_BYTES,
 )
 from syncer.wire.contracts import RUN_NAME_RULE, is_run_name, run_contract
+from syncer.wire.cursor import RECORD_HEAD, Cursor, read_records
 from syncer.wire.layout import LayoutBytes
 from syncer.wire.names import Names, encode_names, fingerprint, parse_names
 
-RECORD_HEAD = Struct("<HI")
-"""tag, length."""
 HELD = Struct("<QQ")
 """instance, version."""
 NOT_HELD = (0, 2**64 - 1)
@@ -166,21 +165,10 @@ def parse_extension(block: memoryview, sender: Sender) -> Extension:
 
 
 def _records(data: memoryview) -> dict[int, memoryview]:
-    found: dict[int, memoryview] = {}
-    at = 0
-    while at < len(data):
-        if len(data) - at < RECORD_HEAD.size:
-            raise InvalidExtension(f"{len(data) - at} bytes are left where a record begins, "
-                                   f"expected at least {RECORD_HEAD.size}")
-        tag, size = RECORD_HEAD.unpack_from(data, at)
-        at += RECORD_HEAD.size
-        if size > len(data) - at:
-            raise InvalidExtension(f"record {tag} has {size} bytes, {len(data) - at} are left")
-        if tag in found:
-            raise InvalidExtension(f"record {tag} is there twice")
-        found[tag] = data[at : at + size]
-        at += size
-    return found
+    try:
+        return read_records(Cursor(data))
+    except RemoteProtocolError as error:
+        raise InvalidExtension(str(error)) from None
 
 
 def _client(data: memoryview | None) -> str | None:

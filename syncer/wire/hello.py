@@ -25,6 +25,7 @@ from syncer.protocol import (
     PROTOCOL_VERSION,
     STREAMS_MAX,
 )
+from syncer.wire.cursor import Cursor
 from syncer.wire.extension import (
     Extension,
     InvalidExtension,
@@ -78,31 +79,6 @@ class Claim(NamedTuple):
         return Hello(*self._replace(layout=layout))  # type: ignore[arg-type]
 
 
-class _Cursor:
-    """Reads forward and refuses to read past the end."""
-
-    def __init__(self, data: memoryview):
-        self.data, self.at = data, 0
-
-    @property
-    def remaining(self) -> int:
-        return len(self.data) - self.at
-
-    def take(self, size: int) -> bytes:
-        if size > self.remaining:
-            raise RemoteProtocolError(
-                f"payload truncated: {size} bytes expected at offset {self.at}, "
-                f"{self.remaining} are left"
-            )
-        found = bytes(self.data[self.at : self.at + size])
-        self.at += size
-        return found
-
-    def number(self, size: int) -> int:
-        """An unsigned little-endian number of `size` bytes."""
-        return int.from_bytes(self.take(size), "little")
-
-
 def hello_mac(key: bytes, body: Bytes) -> bytes:
     """HMAC-SHA256 over the domain and the HELLO body."""
     return _mac(key, HELLO_MAC_DOMAIN, body)
@@ -136,7 +112,7 @@ def read_hello(payload: Bytes, *, key: bytes | None, learners: int) -> Claim:
     if key is not None:
         body = _authenticated_body(body, key)
     try:
-        return _read_body(_Cursor(body), learners)
+        return _read_body(Cursor(body), learners)
     except InvalidExtension as error:
         raise RemoteProtocolError(f"invalid HELLO extension: {error}") from None
     except RemoteProtocolError as error:
@@ -170,7 +146,7 @@ def _authenticated_body(payload: memoryview, key: bytes) -> memoryview:
 
 
 # rule 14.2
-def _read_body(cursor: _Cursor, learners: int) -> Claim:
+def _read_body(cursor: Cursor, learners: int) -> Claim:
     version = cursor.number(2)
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(
@@ -188,7 +164,7 @@ def _read_body(cursor: _Cursor, learners: int) -> Claim:
     if dtype not in DTYPES:
         raise RemoteProtocolError(f"unknown dtype {dtype}, expected 1 (f32), 2 (bf16) or 3 (q4)")
     layout = _read_layout(cursor)
-    fingerprint, contract = cursor.take(HASH_BYTES), cursor.take(HASH_BYTES)
+    fingerprint, contract = bytes(cursor.take(HASH_BYTES)), bytes(cursor.take(HASH_BYTES))
     sender = Sender(learner, dtype, layout, fingerprint, contract)
     (profile_hash, num_streams, compat_group), extension = _read_rest(cursor, sender)
     if extension is None or extension.role is Role.LEARNER:
@@ -220,7 +196,7 @@ def _check_range(learner: int, learners: int) -> None:
         )
 
 
-def _read_layout(cursor: _Cursor) -> LayoutBytes:
+def _read_layout(cursor: Cursor) -> LayoutBytes:
     fragments = cursor.number(4)
     if fragments == 0:
         raise RemoteProtocolError("layout must contain at least one fragment")
@@ -229,7 +205,7 @@ def _read_layout(cursor: _Cursor) -> LayoutBytes:
     return layout
 
 
-def _read_rest(cursor: _Cursor, sender: Sender) -> tuple[_Tail, Extension | None]:
+def _read_rest(cursor: Cursor, sender: Sender) -> tuple[_Tail, Extension | None]:
     """What follows the contract: as protocol 4 has it (wire 4.8), or with a block (wire 19.2)."""
     rest = cursor.data[cursor.at :]
     try:
@@ -249,7 +225,7 @@ class _Tail(NamedTuple):
 
 def _parse_tail(rest: memoryview) -> _Tail:
     """[profile hash], num_streams, [compat group]; the length tells which are there (wire 4.8)."""
-    cursor = _Cursor(rest)
+    cursor = Cursor(rest)
     trailer = _trailer_bytes(rest)
     extra = len(rest) - trailer
     if extra not in (2, 2 + HASH_BYTES):
@@ -257,13 +233,13 @@ def _parse_tail(rest: memoryview) -> _Tail:
             f"invalid HELLO profile extension length: {extra} bytes after the contract, "
             f"expected 2 or {2 + HASH_BYTES}"
         )
-    profile_hash = cursor.take(HASH_BYTES) if extra > 2 else None
+    profile_hash = bytes(cursor.take(HASH_BYTES)) if extra > 2 else None
     num_streams = cursor.number(2)
     compat_group = None
     if trailer:
         cursor.take(TRAILER_HEAD_BYTES)
         try:
-            compat_group = cursor.take(trailer - TRAILER_HEAD_BYTES).decode("utf-8")
+            compat_group = str(cursor.take(trailer - TRAILER_HEAD_BYTES), "utf-8")
         except UnicodeDecodeError:
             raise RemoteProtocolError("compat group is not UTF-8") from None
     if num_streams > STREAMS_MAX:

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import ISO, Layout
 from syncer.protocol import LAYOUT_DOMAIN
+from syncer.wire.cursor import Cursor
 
 RESERVED = "__metadata__"
 """A safetensors file keeps this name for itself."""
@@ -76,44 +77,32 @@ def parse_names(data: memoryview, layout: Layout) -> Names:
 
     The fingerprint is the caller's to compare. Memory is taken for what is there only.
     """
-    at, seen = 0, set()
-
-    def take(size: int) -> memoryview:
-        nonlocal at
-        if size > len(data) - at:
-            raise RemoteProtocolError(
-                f"names truncated: {size} bytes expected at offset {at}, {len(data) - at} are left")
-        at += size
-        return data[at - size : at]
-
-    def number(size: int) -> int:
-        return int.from_bytes(take(size), "little")
-
+    cursor, seen = Cursor(data, "names"), set()
     found = []
     for index, fragment in enumerate(layout.fragments):
-        identity, tensors = number(1), []
+        identity, tensors = cursor.number(1), []
         if identity > 1:
             raise RemoteProtocolError(f"names of fragment {index} have identity {identity}, "
                                       "expected 0 or 1")
         for numel in fragment.numels:
             try:
-                name = str(take(number(4)), "utf-8")
+                name = str(cursor.take(cursor.number(4)), "utf-8")
             except UnicodeDecodeError:
                 raise RemoteProtocolError(f"a name in fragment {index} is not UTF-8") from None
             if not name or name == RESERVED or name in seen:
                 raise RemoteProtocolError(
                     f"a name in fragment {index} is empty, {RESERVED}, or there already")
             seen.add(name)
-            count = number(4)
-            sizes = take(8 * count)
+            count = cursor.number(4)
+            sizes = cursor.take(8 * count)
             shape = Struct(f"<{count}Q").unpack(sizes)
             if not _makes(shape, numel):
                 raise RemoteProtocolError(f"a tensor of fragment {index} has {count} dimensions "
                                           f"that do not make its {numel} elements")
             tensors.append((name, shape))
         found.append(FragmentNames(tuple(tensors), bool(identity)))
-    if at != len(data):
-        raise RemoteProtocolError(f"names have {len(data) - at} bytes behind the last tensor")
+    if cursor.remaining:
+        raise RemoteProtocolError(f"names have {cursor.remaining} bytes behind the last tensor")
     return tuple(found)
 
 
