@@ -170,7 +170,7 @@ def test_a_stale_handle_at_the_start_is_looked_up_again(tmp_path, call):
     assert persistence.resumed.step == 7
     persistence.begin()
     persistence.close()
-    assert names_in(tmp_path) == {"c"}
+    assert names_in(tmp_path) == {"c", "c.epoch"}
 
 
 @pytest.mark.parametrize("call", CALLS)
