@@ -14,6 +14,7 @@ from typing import Any
 from syncer.config import Config
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
+from syncer.learner import RunLost, RunMismatch
 from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.hello import Hello
@@ -340,10 +341,15 @@ class Fleet:
     def refused(self, learner: SimLearner, error: Exception) -> None:
         """A learner was told off: only for what it did, which the faults of this run explain.
 
-        After a roll back it may also see another version of the same number.
+        After a roll back it may also see another version of the same number, or, if it has
+        introduced itself, a run that begins anew.
         """
         self.marks.add("a learner was refused")
         text = str(error)
+        if isinstance(error, RunLost | RunMismatch):
+            self.marks.add(f"told: {type(error).__name__}")
+            assert self.other_history, f"learner {learner.learner}: {error}"
+            return
         twice = "duplicate connection generation" in text and "stranger" in self.faults
         false = "BUDGET_DONE" in text and "false_report" in self.faults
         assert (learner.misconfigured or "garbage" in self.faults or twice or false
