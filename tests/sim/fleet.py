@@ -221,6 +221,8 @@ class Fleet:
         self.disk.gone_back = self.server.raised > 0  # until the raised cut is saved
         if shown_step > step:
             self.roll_back(step)
+        elif self.server.raised:
+            operator.start_finished_again(self)
 
     def roll_back(self, step: int) -> None:
         """Learners keep anchors that this history has not got: somebody starts them again, too."""
@@ -229,9 +231,7 @@ class Fleet:
         self.history.shown_step = step
         soon = self.config.learner_budget_steps is not None  # reports what it did before
         for learner in self.learners:
-            learner.done = False                  # the end that it knows is none of this history
-            delay_ns = 0 if soon else self.world.rng.random() * 20 * SECOND
-            self.world.after(delay_ns, learner.restart_if, learner.process)
+            operator.start_again(learner, 0 if soon else self.world.rng.random() * 20 * SECOND)
 
     def check_resumed(self, state: dict[str, Any] | None) -> None:
         """13: what is on the disk is one cut of this run, and with every step saved the newest."""

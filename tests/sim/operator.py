@@ -12,10 +12,13 @@ from syncer.checkpoint.history import History as Kept
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.restore import restore
 from syncer.errors import CheckpointError, ConfigError
+from syncer.learner.session import Phase
+from tests.sim.clock import SECOND
 from tests.sim.disk import PATH, Disk, SimFiles
 
 if TYPE_CHECKING:
     from tests.sim.fleet import Fleet
+    from tests.sim.learner import SimLearner
 
 
 def start_wrongly(fleet: Fleet, state: dict[str, Any] | None) -> None:
@@ -86,3 +89,17 @@ def check_kept(disk: Disk) -> None:
         assert disk.names[name] is not disk.names.get(PATH), f"13: {name} is the newest one itself"
         with Checkpoint(name, files) as checkpoint:
             assert checkpoint.facts.step == step, f"13: {name} is of step {checkpoint.facts.step}"
+
+
+def start_again(learner: SimLearner, delay_ns: float) -> None:
+    """Somebody starts a learner anew, unless it has done so itself by then."""
+    learner.done = False                          # the end that it knows is none of this history
+    learner.world.after(delay_ns, learner.restart_if, learner.process)
+
+
+def start_finished_again(fleet: Fleet) -> None:
+    """A run goes on behind a final cut that was out: who has got that makes no more steps."""
+    for learner in fleet.learners:
+        if learner.done or learner.session.phase is not Phase.TRAINING:
+            fleet.marks.add("trains again after a final cut")
+            start_again(learner, fleet.world.rng.random() * 20 * SECOND)
