@@ -18,7 +18,7 @@ demo: $(VENV)/.demo  ## build, install, and train a small language model with th
 	$(BIN)/syncer demo
 
 test: $(VENV)/.built  ## build, install with the test extra, run every test: make test T=name-or-path
-	$(BIN)/python -m pytest $(if $(T),$(if $(findstring /,$(T)),$(T),-k '$(T)'))
+	$(if $(T),$(BIN)/python -m pytest $(if $(findstring /,$(T)),$(T),-k '$(T)'),.ci/test $(BIN)/python)
 
 fast: $(VENV)/.built  ## run the unit tests that take moments (under 30 s once built)
 	$(BIN)/python -m pytest tests/unit -m "not slow"
