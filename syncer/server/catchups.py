@@ -71,15 +71,17 @@ NAMED = 8
 
 
 class Turn:
-    """A member's place in the line. `begun`: its catch-up is queued. `reads`: it is a reader, who
-    is behind every member, and through when its queue is empty."""
+    """A member's place in the line. `begun`: its catch-up is queued. `front_ns`: it is in front
+    since then. `reads`: it is a reader, who is behind every member, and through when its queue is
+    empty."""
 
-    __slots__ = ("acknowledged", "begun", "group", "progress_ns", "reads", "since_ns", "tell_ns")
+    __slots__ = ("acknowledged", "begun", "front_ns", "group", "progress_ns", "reads", "since_ns",
+                 "tell_ns")
 
     def __init__(self, group: Group, now_ns: int, reads: bool = False):
         self.group = group
         self.begun = self.reads = reads
-        self.since_ns = self.progress_ns = now_ns
+        self.since_ns = self.progress_ns = self.front_ns = now_ns
         self.tell_ns = now_ns + TURN_SAID_NS
         self.acknowledged = 0
 
@@ -435,12 +437,16 @@ class CatchUps:
         """Turns without progress go to the next in line, and at last the connection goes."""
         for place, turn in enumerate(list(self.line.values())):
             group, stuck_ns = turn.group, now_ns - turn.progress_ns
+            if place >= self.at_once:
+                turn.front_ns = now_ns  # what did not move behind others may move in front
             if not turn.begun or stuck_ns < STALLED_NS:
                 continue
             if stuck_ns >= self.write_timeout_ns:
                 group.on_lost(group.control, "no queued byte could be sent for "
                                              f"{self.write_timeout_ns / 1e9:g} s")
-            elif place < self.at_once < len(self.line):
+            elif (now_ns - turn.front_ns >= STALLED_NS
+                    and place < self.at_once < len(self.line)):
+                turn.front_ns = now_ns
                 self.log.warning("catch-up makes no progress: its turn goes to the next",
                                  learner=group.learner, generation=group.generation)
                 self.line[group] = self.line.pop(group)

@@ -334,6 +334,7 @@ class Fleet:
         """The faults stop."""
         self.disk.away_until_ns = 0
         self.disk.fault_chance = 0.0
+        self.server.system.the_workers.failing = 0
         for numbers in self.network.failing.values():
             numbers.clear()
         scale.forgive()

@@ -178,6 +178,27 @@ def test_a_dead_link_in_front_gives_its_turn_away():
         assert len(joining.lines("its turn goes to the next")) == 1
 
 
+def test_dead_links_in_line_have_whole_turns():
+    """Who did not move behind others may move in front: each turn lasts until that is known."""
+    joining = Joining(3, max_concurrent_catchups=1)
+    *dead, alive = joining.late
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        joining.fleet.network.capacity = 1 << 16
+        world = joining.fleet.world
+        for learner in dead:
+            learner.restart()
+            world.wait(lambda learner=learner: learner.learner in joining.held())
+            learner.link.wires[0].down.dead = learner.link.wires[0].up.dead = True
+        alive.restart()
+        world.wait(lambda: joining.in_rounds(alive.learner))
+        begun_ns, said = world.now_ns, len(joining.lines("its turn goes to the next"))
+        world.wait(lambda: world.now_ns > begun_ns + 20 * SECOND)
+        assert not any(joining.in_rounds(learner.learner) for learner in dead)
+        assert 8 <= len(joining.lines("its turn goes to the next")) - said <= 11, "one in 2 s"
+
+
 def test_a_waiting_member_is_sent_nothing_and_then_the_versions_of_that_moment():
     joining = Joining(2, max_concurrent_catchups=1)
     first, second = joining.late
