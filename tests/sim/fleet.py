@@ -14,7 +14,6 @@ from typing import Any
 from syncer.config import Config
 from syncer.errors import CheckpointError, ConfigError
 from syncer.exits import Exit
-from syncer.learner import RunLost, RunMismatch
 from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.hello import Hello
@@ -31,7 +30,7 @@ from tests.sim.draw import (
     draw_settings,
 )
 from tests.sim.history import History, Witness
-from tests.sim.introduced import RunOfFleet
+from tests.sim.introduced import RunOfFleet, tells_of_another_run
 from tests.sim.learner import SimLearner
 from tests.sim.marks import SAID
 from tests.sim.neglect import Neglect
@@ -106,7 +105,8 @@ class Fleet:
         self.more_steps = rng.choice([0, 0, 0, 3]) if self.saves and not config else 0
         self.lost_records = False
         self.profile = self.draw_profile()
-        self.server: SimServer = self.start(self.again(self.config), faultless=True)
+        self.server: SimServer = self.start(
+            operator.command_line(self, self.config), faultless=True)
         self.learners = [SimLearner(world, self, i, self.settings)
                          for i in range(self.config.learners)]
         self.readers = reader.draw(self) if config is None else []
@@ -170,11 +170,6 @@ class Fleet:
             system.files.begin_resume()
         return SimServer(self.world, config, system, witness, self.settings["turn_ns"])
 
-    def again(self, config: Config) -> Config:
-        """The command line that a supervisor has for every process of the run."""
-        supervised = self.supervised and config.learner_budget_steps is None
-        return replace(config, resume="auto") if supervised else config
-
     def crash(self, kind: str) -> None:
         """The server dies and a new one takes up what is left a little later."""
         if self.server.ended:
@@ -195,7 +190,7 @@ class Fleet:
         if self.saves:
             operator.go_back(self)
         state = self.disk.load(self.config) if self.saves else None
-        config = self.again(self.config)
+        config = operator.command_line(self, self.config)
         if self.saves and self.world.chance(0.2):
             operator.start_wrongly(self, state)
         if state is not None:
@@ -347,9 +342,7 @@ class Fleet:
         """
         self.marks.add("a learner was refused")
         text = str(error)
-        if isinstance(error, RunLost | RunMismatch):
-            self.marks.add(f"told: {type(error).__name__}")
-            assert self.other_history, f"learner {learner.learner}: {error}"
+        if self.other_history and tells_of_another_run(self, error):
             return
         twice = "duplicate connection generation" in text and "stranger" in self.faults
         false = "BUDGET_DONE" in text and "false_report" in self.faults

@@ -13,6 +13,7 @@ import numpy as np
 from syncer.config import Config
 from syncer.kernels import encode_bf16, sha256
 from syncer.layout import Layout
+from syncer.learner import RunLost, RunMismatch
 from syncer.learner.introduction import RESEED, Introduction
 from syncer.learner.session import Session
 from syncer.wire.contracts import rl_contract, run_contract
@@ -89,3 +90,11 @@ def report_of(world: World) -> LearnerReport:
     """What a learner tells of its training, some of it no number."""
     dice = [None, 0.5, float("nan"), 1e300]
     return LearnerReport(*(world.rng.choice(dice) for _ in LearnerReport._fields))
+
+
+def tells_of_another_run(fleet: Fleet, error: Exception) -> bool:
+    """Whether a learner was refused since the server is none of the run that it was in."""
+    if not isinstance(error, RunLost | RunMismatch):
+        return False
+    fleet.marks.add(f"told: {type(error).__name__}")
+    return True

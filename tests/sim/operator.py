@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from syncer.checkpoint.history import History as Kept
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.restore import restore
+from syncer.config import Config
 from syncer.errors import CheckpointError, ConfigError
 from syncer.learner.session import Phase
 from tests.sim.clock import SECOND
@@ -19,6 +20,12 @@ from tests.sim.disk import PATH, Disk, SimFiles
 if TYPE_CHECKING:
     from tests.sim.fleet import Fleet
     from tests.sim.learner import SimLearner
+
+
+def command_line(fleet: Fleet, config: Config) -> Config:
+    """The settings that a supervisor has for every process of the run."""
+    supervised = fleet.supervised and config.learner_budget_steps is None
+    return replace(config, resume="auto") if supervised else config
 
 
 def start_wrongly(fleet: Fleet, state: dict[str, Any] | None) -> None:
@@ -49,7 +56,7 @@ def start_wrongly(fleet: Fleet, state: dict[str, Any] | None) -> None:
 def start_in_vain(fleet: Fleet) -> None:
     """The directory of the checkpoint is away: nothing may begin that is there already."""
     try:
-        fleet.start(fleet.again(fleet.config), faultless=True)
+        fleet.start(command_line(fleet, fleet.config), faultless=True)
     except (CheckpointError, ConfigError):
         fleet.marks.add("not started without its directory")
         fleet.replace_server()
