@@ -101,7 +101,13 @@ def check_kept(disk: Disk) -> None:
 def start_again(learner: SimLearner, delay_ns: float) -> None:
     """Somebody starts a learner anew, unless it has done so itself by then."""
     learner.done = False                          # the end that it knows is none of this history
-    learner.world.after(delay_ns, learner.restart_if, learner.process)
+
+    def start(process: int) -> None:
+        if process == learner.process:
+            learner.done = False                  # nor is one that it has heard of meanwhile
+            learner.restart()
+
+    learner.world.after(delay_ns, start, learner.process)
 
 
 def start_finished_again(fleet: Fleet) -> None:
