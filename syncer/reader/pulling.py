@@ -242,8 +242,8 @@ class Pulling:
             return most_s
         left_s = self.heard + self.timeout_s - self.clock()
         if left_s <= 0:
-            raise PullFailed(f"nothing came from {self.address} for {self.timeout_s:g} s: it was "
-                             f"waited for {self.waits_for}")
+            raise PullFailed(f"nothing came from {self.address} for {self.timeout_s:g} s; "
+                             f"still waiting for {self.waits_for}")
         return min(most_s, left_s)
 
     def _quiet(self) -> None:
