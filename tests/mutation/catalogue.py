@@ -372,7 +372,7 @@ CATCHUPS = broken(
      "group.grant(-1 if may_send else 0)"),
     ("15.2", "what is measured changes nothing", "if self.hurt:\n", "if False:\n"),
     ("15.7", "who waits for a turn hears of it once", "if now_ns < turn.tell_ns:", "if True:"),
-    ("15.3", "a dead link keeps its turn", "elif place < self.at_once <", "elif 1 < 0 <"),
+    ("15.3", "a dead link keeps its turn", "and place < self.at_once <", "and 1 < 0 <"),
     ("15.4", "who joins stands behind the readers",
      "self.line = members | {group: turn} | self.line", "self.line[group] = turn"),
 )
