@@ -40,6 +40,12 @@ WELCOME_BYTES_MAX = 4096
 """And a byte for each fragment."""
 NOTICE_TEXT_BYTES_MAX = 1024
 REPORT_BYTES_MAX = 1024
+RUN_NAME = "[A-Za-z0-9._-]{1,64}"
+"""What a run may be called, as a pattern,"""
+RUN_NAME_RULE = "1 to 64 of the characters A-Z a-z 0-9 . _ -"
+"""and in words."""
+NO_TENSOR_NAME = "__metadata__"
+"""A safetensors file keeps this name for itself: no parameter is called so."""
 HASH_BYTES = 32
 # What a hash is of stands in front of what is hashed.
 HELLO_MAC_DOMAIN = b"yeto-hello-mac-v1\0"

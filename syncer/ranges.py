@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from syncer.protocol import RUN_NAME, RUN_NAME_RULE
 from syncer.values import U32, Choice, Matching, MedianOrNorm, MedianOrTrim, Real, Single, Whole
 
 OuterOptimizer = Literal["nesterov", "delayed-nesterov", "sgd"]
@@ -19,7 +20,7 @@ OUTER_OPTIMIZER: Choice[OuterOptimizer] = Choice(get_args(OuterOptimizer))
 DELTA_CORRECTION: Choice[DeltaCorrection] = Choice(get_args(DeltaCorrection))
 FOLD: Choice[FoldKind] = Choice(get_args(FoldKind))
 CHECKPOINT_FORMAT: Choice[CheckpointFormat] = Choice(get_args(CheckpointFormat))
-RUN = Matching("[A-Za-z0-9._-]{1,64}", "1 to 64 of the characters A-Z a-z 0-9 . _ -")
+RUN = Matching(RUN_NAME, RUN_NAME_RULE)
 """What a run may be called."""
 
 

@@ -20,11 +20,10 @@ from syncer.checkpoint.fields import (
     whole_numbers,
 )
 from syncer.checkpoint.lineage import ENTRIES_MAX, EPOCH_MAX, Entry, Lineage
+from syncer.protocol import NO_TENSOR_NAME
 from syncer.ranges import RUN
 
 PROVENANCE = ("run", "epoch", "lineage", "renumbered", "names")
-NO_PARAMETER = "__metadata__"
-"""No parameter can be called so in a safetensors file."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -90,7 +89,7 @@ def names_of(metadata: Mapping[str, str]) -> tuple[NamedDims, ...] | None:
             if type(tensor) is not list or len(tensor) != 2 or type(tensor[1]) is not list:
                 raise Malformed(f"{where}: expected pairs of a name and its dimensions")
             name, dims = tensor
-            if (type(name) is not str or name in ("", NO_PARAMETER) or name in seen
+            if (type(name) is not str or name in ("", NO_TENSOR_NAME) or name in seen
                     or SURROGATE.search(name)):
                 raise Malformed(f"{where}: expected names in UTF-8 that differ, found "
                                  f"{shown(name)}")

@@ -10,7 +10,8 @@ import platform
 from syncer import __version__
 from syncer.errors import ConfigError
 from syncer.learner.failures import ConnectionFailed, NotUnderstood, RunLost, RunMismatch, refusal
-from syncer.wire.contracts import RUN_NAME_RULE, is_run_name, run_contract
+from syncer.protocol import RUN_NAME_RULE
+from syncer.wire.contracts import is_run_name, run_contract
 from syncer.wire.extended import Welcome
 from syncer.wire.extension import CLIENT_BYTES_MAX, Extension, Held, RunClaim
 from syncer.wire.names import Names

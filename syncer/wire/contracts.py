@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 
-from syncer.protocol import RL_CONTRACT_DOMAIN, RUN_CONTRACT_DOMAIN
-
-RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-RUN_NAME_RULE = "1 to 64 of the characters A-Z a-z 0-9 . _ -"
+from syncer.protocol import RL_CONTRACT_DOMAIN, RUN_CONTRACT_DOMAIN, RUN_NAME
 
 
 def is_run_name(name: str) -> bool:
     """Whether a run can be called so."""
-    return RUN_NAME.fullmatch(name) is not None
+    return re.fullmatch(RUN_NAME, name) is not None
 
 
 def rl_contract(fingerprint: bytes, island: bytes) -> bytes:

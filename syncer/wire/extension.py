@@ -21,8 +21,9 @@ from syncer.protocol import (
     EXTENSION_MAGIC,
     EXTENSION_REVISION,
     HASH_BYTES,
+    RUN_NAME_RULE,
 )
-from syncer.wire.contracts import RUN_NAME_RULE, is_run_name, run_contract
+from syncer.wire.contracts import is_run_name, run_contract
 from syncer.wire.cursor import RECORD_HEAD, Cursor, read_records
 from syncer.wire.layout import LayoutBytes
 from syncer.wire.names import Names, encode_names, fingerprint, parse_names

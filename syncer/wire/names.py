@@ -13,11 +13,8 @@ from typing import NamedTuple, TypeAlias
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import ISO, Layout
-from syncer.protocol import LAYOUT_DOMAIN
+from syncer.protocol import LAYOUT_DOMAIN, NO_TENSOR_NAME
 from syncer.wire.cursor import Cursor
-
-RESERVED = "__metadata__"
-"""A safetensors file keeps this name for itself."""
 
 
 class FragmentNames(NamedTuple):
@@ -89,9 +86,9 @@ def parse_names(data: memoryview, layout: Layout) -> Names:
                 name = str(cursor.take(cursor.number(4)), "utf-8")
             except UnicodeDecodeError:
                 raise RemoteProtocolError(f"a name in fragment {index} is not UTF-8") from None
-            if not name or name == RESERVED or name in seen:
+            if not name or name == NO_TENSOR_NAME or name in seen:
                 raise RemoteProtocolError(
-                    f"a name in fragment {index} is empty, {RESERVED}, or there already")
+                    f"a name in fragment {index} is empty, {NO_TENSOR_NAME}, or there already")
             seen.add(name)
             count = cursor.number(4)
             sizes = cursor.take(8 * count)

@@ -23,7 +23,7 @@ ARROWS = {
     "exits": set(),
     "streams": set(),
     "values": {"errors"},
-    "ranges": {"values"},
+    "ranges": {"protocol", "values"},
     "config": {"errors", "protocol", "ranges", "values"},
     "flags": {"errors", "config", "values"},
     "layout": {"errors"},
