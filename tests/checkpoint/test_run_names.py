@@ -12,9 +12,10 @@ from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.config import Config
 from syncer.errors import CheckpointMismatch
+from syncer.protocol import RUN_NAME_RULE
 from syncer.ranges import RUN
 from syncer.server.resuming import check_contract
-from syncer.wire.contracts import RUN_NAME_RULE, is_run_name, rl_contract, run_contract
+from syncer.wire.contracts import is_run_name, rl_contract, run_contract
 from tests.checkpoint.cuts import FINGERPRINT, make_cut
 
 ISLAND, OTHER = b"\x44" * 32, b"\x55" * 32
