@@ -200,6 +200,9 @@ class ScriptedServer:
         self._peers: list[Peer] = []
         self._arrived: queue.Queue = queue.Queue()
         """(socket, its first frame, its reader), or what went wrong with one."""
+        self._coming: socket.socket | None = None
+        """Who has been let in and has not said all of its first frame."""
+        self._doorkeepers: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._open_door()
@@ -238,7 +241,9 @@ class ScriptedServer:
         return found
 
     def _open_door(self) -> None:
-        threading.Thread(target=self._stand_at, args=(self._listener,), daemon=True).start()
+        self._doorkeepers.append(
+            threading.Thread(target=self._stand_at, args=(self._listener,), daemon=True))
+        self._doorkeepers[-1].start()
 
     def _stand_at(self, listener: socket.socket) -> None:
         while True:
@@ -246,6 +251,7 @@ class ScriptedServer:
                 connected, _ = listener.accept()
             except OSError:
                 return  # it is not listened to any more
+            self._coming = connected
             try:
                 self._arrive(connected)
             except (AssertionError, OSError) as error:
@@ -290,7 +296,13 @@ class ScriptedServer:
         self._listener.close()
 
     def close(self) -> None:
+        """Nobody is let in any more, and every socket that was is closed."""
         self._close_door()
+        if self._coming is not None:
+            with contextlib.suppress(OSError):  # it may be closed, or in the hands of a peer
+                self._coming.shutdown(socket.SHUT_RDWR)
+        for doorkeeper in self._doorkeepers:
+            doorkeeper.join(DEADLINE_S)
         while not self._arrived.empty():
             found = self._arrived.get()
             if not isinstance(found, Exception):

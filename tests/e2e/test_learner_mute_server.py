@@ -37,7 +37,8 @@ class Mute:
         self.address = f"{host}:{port}"
         self.reads = reads
         self.taken: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True, name="mute").start()
+        self._doorkeeper = threading.Thread(target=self._accept, daemon=True, name="mute")
+        self._doorkeeper.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -53,6 +54,9 @@ class Mute:
                 pass
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self._doorkeeper.join(DEADLINE_S)  # who comes at this moment is closed as well
         for each in (self.listener, *self.taken):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
