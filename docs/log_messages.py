@@ -55,6 +55,9 @@ MEANINGS = {
     "earlier checkpoints that are no past of this run were set aside":
         "their future was given up, by going back or by beginning anew; they are neither counted "
         "nor removed from now on, and `path` is the first of their new names",
+    "the way to a learner":
+        "at the end of a connection: `local` is this end of it, `mb_per_s` what its sockets "
+        "together carried when the kernel measured last (0 on a Unix socket)",
     "final state write tried again": "an error of the disk that may pass by",
     "other names of parameters are not used":
         "learner 0 calls the parameters otherwise than the run does: the first names stay",

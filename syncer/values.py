@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 from syncer.errors import ConfigError
+from syncer.tcp import UNIX, UNIX_PATH_MAX, path_trouble
 
 U32, I63 = 2**32 - 1, 2**63 - 1
 Median = Literal["median"]
@@ -201,6 +202,16 @@ class HostName(Text):
 
     def admits(self, value: object) -> TypeGuard[str]:
         return super().admits(value) and can_be_encoded(value, "idna")
+
+
+class UnixPath(Verbatim[str]):
+    """Where a Unix socket is."""
+
+    words = f"unix:/PATH, where /PATH is absolute and has at most {UNIX_PATH_MAX} bytes"
+
+    def admits(self, value: object) -> TypeGuard[str]:
+        return (isinstance(value, str) and value.startswith(UNIX)
+                and not path_trouble(value.removeprefix(UNIX)))
 
 
 class OutputFile(Verbatim[str]):

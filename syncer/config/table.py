@@ -60,6 +60,7 @@ from syncer.values import (
     Secret,
     Switch,
     SwitchOr,
+    UnixPath,
     Whole,
 )
 
@@ -198,6 +199,9 @@ class Config:
     host: str | None = setting(default=None, row=Option(
         "network", HostName(), "address to listen on", metavar="ADDRESS",
         unset="0.0.0.0 with a key or --allow-unauthenticated, else 127.0.0.1"))
+    listen: str | None = setting(default=None, row=Option(
+        "network", UnixPath(), "listen here as well, for learners on this machine; only processes "
+        "of this user can connect", metavar="unix:/PATH", unset="on TCP alone"))
     island_hmac_key: str | None = setting(default=None, row=Option(
         "network", Secret(),
         "key that every HELLO must prove; better given as SYNCER_HMAC_KEY, which other users of "

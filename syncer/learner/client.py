@@ -27,7 +27,7 @@ from syncer.errors import ConfigError, LocalProtocolError, SyncerError
 from syncer.learner import lines
 from syncer.learner.client_group import ClientGroup, NoThreads, Receipt
 from syncer.learner.connection import CONTROL
-from syncer.learner.dialing import BACKOFF_MAX_S, backoff_s, fresh_generation, jitter, parse_address
+from syncer.learner.dialing import BACKOFF_MAX_S, Dialer, backoff_s, fresh_generation, jitter
 from syncer.learner.failures import ConnectionFailed, NotUnderstood, TurnedAway
 from syncer.learner.greeting import Greeting
 from syncer.learner.news import News
@@ -45,7 +45,7 @@ LAST_TRY_S = 0.1
 SPREAD = 3.0
 """The most that is waited, in back-offs: 64 learners come back over 3 s, whatever the outage."""
 DRAIN_S = 1.0
-"""How long an ended connection is still read: see `ClientGroup.close`."""
+"""So long an ended connection is still read: see `ClientGroup.close`."""
 CLOSE_S = 5.0
 """How long `close` waits for the threads; a dial that hangs is left behind."""
 MUTE_S = 10.0
@@ -59,17 +59,16 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 class Client:
     """Keeps a session connected to a server.
 
-    address: "host:port". connect_timeout_s: for the first connection, all tries together.
+    address: "host:port", or its dialer. connect_timeout_s: for the first one, all tries together.
     max_reconnects: attempts over the client's life; None: no limit, 0: the first drop is fatal.
-    clock, pause, say, jitter: for tests; monotonic seconds, a wait that `close` ends, a progress
-    line, a random part of so many seconds.
+    clock, pause, say, jitter: for tests; seconds, a wait that `close` ends, a line, a random part.
     Raises `ConfigError` for an address or limit that cannot be used.
 
     Large: dialing, following a connection and ending are one life under one lock; apart they would
     hand that lock and the session around.
     """
 
-    def __init__(self, session: Session, address: str, *, connect_timeout_s: float = 900.0,
+    def __init__(self, session: Session, address: str | Dialer, *, connect_timeout_s: float = 900.0,
                  max_reconnects: int | None = None,
                  clock: Callable[[], float] = time.monotonic,
                  pause: Callable[[float], object] | None = None,
@@ -80,8 +79,8 @@ class Client:
         self.session = session
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self._address = parse_address(address)
-        self._shown = address
+        self._dialer = Dialer(address) if isinstance(address, str) else address
+        self._shown = self._dialer.address
         self.connect_timeout_s = connect_timeout_s
         self._max_reconnects = max_reconnects
         self._reconnects = 0
@@ -335,7 +334,7 @@ class Client:
 
         with self.lock:
             connection = self.session.connect(fresh_generation(self.session.last_generation))
-        sockets, received = self._greeting.open(connection, self._address, left_s)
+        sockets, received = self._greeting.open(connection, self._dialer, left_s)
         try:
             return ClientGroup(self.session, connection, sockets, self.lock, self.changed,
                                news=self.news, received=received)
@@ -383,7 +382,9 @@ class Client:
                 failed = self.session.error is not None
             if (silent_s := time.monotonic() - group.heard_at) >= MUTE_S:
                 reason += f"; nothing came for {silent_s:.0f} s"
+            told = lines.of_link(group.link, group.bytes_sent, self._shown)
             group.close(0.0 if failed else DRAIN_S)
+            self.say(told) if told else None
             with self.lock:
                 self._past_bytes[0] += group.bytes_sent
                 self._past_bytes[1] += group.bytes_received

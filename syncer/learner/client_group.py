@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from syncer import tcp
 from syncer.errors import SyncerError
 from syncer.gather import advance
 from syncer.learner.connection import CONTROL, Connection
@@ -186,6 +187,11 @@ class ClientGroup:
     def bytes_sent(self) -> int:
         """Bytes handed to the kernel, without the greetings."""
         return sum(each.bytes_sent for each in self._sockets)
+
+    @property
+    def link(self) -> tcp.Link:
+        """What its sockets were seen to carry; before they are closed."""
+        return tcp.link(each.socket for each in self._sockets)
 
     @property
     def bytes_received(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from syncer.errors import SyncerError
 from syncer.learner.connection import CONTROL, Connection
-from syncer.learner.dialing import dial
+from syncer.learner.dialing import Dialer
 from syncer.learner.failures import TurnedAway
 from syncer.learner.session import Session
 
@@ -30,7 +30,7 @@ class Greeting:
         self._control: socket.socket | None = None
         self._over = False
 
-    def open(self, connection: Connection, address: tuple[str, int],
+    def open(self, connection: Connection, dialer: Dialer,
              left_s: Callable[[], float]) -> tuple[list[socket.socket], int]:
         """The sockets, greeted, the control socket first; and the number of bytes that came.
 
@@ -41,7 +41,7 @@ class Greeting:
         received = 0
         try:
             for opening in connection.openings:
-                sockets.append(dial(address, left_s()))
+                sockets.append(dialer.dial(left_s()))
                 sockets[-1].settimeout(left_s())
                 sockets[-1].sendall(opening)
                 if not connection.ready:

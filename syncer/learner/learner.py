@@ -19,6 +19,7 @@ import numpy as np
 from syncer.errors import ConfigError, SyncerError
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
+from syncer.learner.dialing import Dialer
 from syncer.learner.early_end import EarlyEnd
 from syncer.learner.fragment import Fragment
 from syncer.learner.heartbeats import Heartbeats
@@ -67,7 +68,8 @@ class Learner:
 
     parameters: name -> C-contiguous, writable f32 array of any shape; they are changed in place, so
     the arrays must stay the ones the training loop uses; empty ones are left out.
-    address: "host:port" of the server.
+    address: "host:port" of the server, or "unix:/path" on its machine (--listen). local_address: an
+    address or interface of this machine to dial from; None: the system's choice.
     learner_id: below the server's --learners; learner 0 brings the initial values.
     dtype: "f32", "bf16" or "q4", how deltas travel. fragments, matrix_merge, pattern, avg_regex,
     identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
@@ -77,8 +79,7 @@ class Learner:
     server with --max-base-lag demands; False: for one step at most, in runs without that flag.
     num_streams: data sockets, 0..256. key: island key; None takes SYNCER_HMAC_KEY, then
     YETO_ISLAND_HMAC_KEY, from the environment. profile_hash, contract: 32 bytes or None.
-    max_reconnects: attempts over the life, None for no limit. connect_timeout_s: seconds for the
-    first connection.
+    max_reconnects: over the life, None for no limit. connect_timeout_s: of the first connection.
     run: the name of the run, as the server's --run: 1 to 64 of A-Z a-z 0-9 . _ -; a server of
     another run refuses this learner. on_lost_run: what to do when the server begins anew at step 0
     and this learner holds merged values: None raises `RunLost`; "reseed" forgets them, and learner
@@ -103,7 +104,8 @@ class Learner:
                  compat_group: str | None = None, profile_hash: bytes | None = None,
                  contract: bytes | None = None, max_reconnects: int | None = None,
                  connect_timeout_s: float = 900.0, bounded_lag: bool = True,
-                 run: str | None = None, on_lost_run: str | None = None):
+                 run: str | None = None, on_lost_run: str | None = None,
+                 local_address: str | None = None):
         codes = {name: code for code, name in DTYPES.items()}
         if dtype not in codes:
             raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
@@ -126,8 +128,8 @@ class Learner:
             num_streams=num_streams, introduction=introduction, profile_hash=profile_hash,
             compat_group=compat_group, key=_key(key), min_steps_per_sync=min_steps_per_sync,
             bounded_lag=bounded_lag)
-        self._client = Client(self._session, address, connect_timeout_s=connect_timeout_s,
-                              max_reconnects=max_reconnects)
+        self._client = Client(self._session, Dialer(address, local_address),
+                              connect_timeout_s=connect_timeout_s, max_reconnects=max_reconnects)
         tensors = self._session.tensors
         self._buffers = SendBuffers(max(max(tensors.push_bytes(f), tensors.init_bytes(f))
                                         for f in range(len(self._fragments))))

@@ -13,16 +13,25 @@ import sys
 import threading
 
 from syncer.streams import Backlog, LineWriter, WriterThread, one_line
+from syncer.tcp import Link
 
 PROGRESS_PREFIX = "[yeto-syncer-client] "
 LINES_BYTES_MAX = 64 * 1024
 """Lines that wait to be written."""
+WORTH_A_RATE = 1_000_000
+"""Bytes sent from which on the rate of a connection says something."""
 LINES_STUCK_S = 1.0
 """How long the end of the process waits for a standard error that takes nothing."""
 
 
 def line_of(text: str) -> bytes:
     return f"{PROGRESS_PREFIX}{one_line(text)}\n".encode()
+
+
+def of_link(link: Link, count: int, address: str) -> str:
+    """Of a connection that has ended, after `count` bytes were sent on it; '' for too few."""
+    return "" if count < WORTH_A_RATE else (
+        f"{link.local} sent {count / 1e6:.1f} MB to {address}, last seen at {link.mb_per_s:g} MB/s")
 
 
 class ProgressLines:

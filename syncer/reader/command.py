@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                "file is written (with --follow: the run has ended, and the file has its last "
                "cut), 1 no cut could be had, 2 a flag or file cannot be used, 5 the file could "
                "not be written, 130 and 143 ended by SIGINT and SIGTERM.")
-    parser.add_argument("address", metavar="HOST:PORT", help="of the server")
+    parser.add_argument("address", metavar="HOST:PORT", help="of the server; or unix:/PATH")
     parser.add_argument("-o", "--output", metavar="FILE", required=True,
                         help="model file to write, for example model.safetensors")
     parser.add_argument("--follow", action="store_true",

@@ -266,10 +266,10 @@ def cuts(address: str, *, dtype: str = "f32", run: str | None = None, key: bytes
          timeout_s: float | None = None) -> Iterator[LiveCut]:
     """Every cut of a live run that is to be had, from now to its end.
 
-    address: "host:port". dtype: f32 or bf16, of the link and of `LiveCut.tensors`. run: its name,
-    if it must have that one. key: of the island, if it has one. timeout_s: give up with
-    `PullFailed` when nothing came for so long; None: never. The memory of a cut is the caller's as
-    long as he keeps it.
+    address: "host:port" or "unix:/path". dtype: f32 or bf16, of the link and of `LiveCut.tensors`.
+    run: its name, if it must have that one. key: of the island, if it has one. timeout_s: give up
+    with `PullFailed` when nothing came for so long; None: never. The memory of a cut is the
+    caller's as long as he keeps it.
     """
     return iter(Pulling(address, dtype=dtype, follow=True, run=run, key=key, timeout_s=timeout_s))
 

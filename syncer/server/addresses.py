@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from syncer.errors import SyncerError
+from syncer.tcp import UNIX, address_text
 
+BACKLOG = 512
+"""Of who has connected and is not accepted yet."""
 PORTS_TRIED = 20
 """A free port of one address may be in use on the next one."""
 SHOWN_MAX = 8
@@ -80,15 +83,19 @@ def _all_bound(places: Places, wanted: Sequence[tuple[int, Any]]) -> list[socket
 
 
 def reachable(places: Places, socks: Sequence[socket.socket]) -> list[str]:
-    """What a learner may dial, as host:port: of "every address" those that this machine has."""
+    """What a learner may dial, as host:port or unix:/path: of "every address" those that this
+    machine has."""
     found: list[str] = []
     for sock in socks:
+        if sock.family == socket.AF_UNIX:
+            found.append(UNIX + sock.getsockname())
+            continue
         host, port = sock.getsockname()[:2]
         hosts = [host]
         if host in EVERY:
             hosts = [own for own in places.own_addresses() if host == "::" or ":" not in own]
             hosts = hosts[:SHOWN_MAX] or [EVERY[host]]
-        found += [f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in hosts]
+        found += [address_text((each, port)) for each in hosts]
     return found
 
 

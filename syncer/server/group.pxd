@@ -19,6 +19,7 @@ cdef class Group(Owner):
     cdef readonly dict data     # stream index -> Channel
     cdef readonly Outbox outbox
     cdef readonly bint ended
+    cdef object _link           # of an ended one: what its sockets were seen to carry
     cdef readonly long long heard_ns    # when its last byte came
     cdef public object work     # what `reports` keeps per group
     cdef list streams

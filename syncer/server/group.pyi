@@ -3,6 +3,7 @@ from typing import Any
 from syncer.server.conn import Channel, Owner
 from syncer.server.loop import Loop
 from syncer.server.outbox import Outbox
+from syncer.tcp import Link
 from syncer.wire.frames import Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
@@ -35,6 +36,8 @@ class Group(Owner):
     def outbox(self) -> Outbox: ...
     @property
     def ended(self) -> bool: ...
+    @property
+    def link(self) -> Link: ...
     @property
     def heard_ns(self) -> int: ...
     @property

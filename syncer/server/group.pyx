@@ -5,6 +5,7 @@ It must not know rounds, and decides only how bytes are shared out over streams.
 
 from syncer.server.conn cimport Channel, Owner
 from syncer.server.outbox cimport Bulk, Outbox
+from syncer.tcp import link
 from syncer.wire.frames import Reassembly
 from syncer.wire.limits import Limits
 
@@ -212,6 +213,11 @@ cdef class Group(Owner):
         return sum([channel.sent for channel in self.channels])
 
     @property
+    def link(self):
+        """What its sockets are seen to carry, or were when it ended."""
+        return self._link or link([channel.sock for channel in self.channels])
+
+    @property
     def flushed(self):
         """Everything queued is with the kernel."""
         return self.ended or (
@@ -223,6 +229,7 @@ cdef class Group(Owner):
         if self.ended:
             return
         self.ended = True
+        self._link = self.link
         self.outbox.drop()
         self.reassembly = None  # half-received messages go now, not when the collector comes
         if refusal is None:

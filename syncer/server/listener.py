@@ -14,6 +14,7 @@ from collections.abc import Callable
 from syncer import tcp
 from syncer.server.log import Log
 from syncer.server.loop import READ, Handler, Loop, Timer
+from syncer.server.unix_place import process_of
 
 ACCEPTS_PER_TURN = 64
 NO_DESCRIPTORS_PAUSE_NS = 10**9
@@ -53,8 +54,10 @@ class Listener(Handler):
                     return
                 self.loop.refused("", _reason(error))
                 continue
-            peer = f"{address[0]}:{address[1]}"
+            peer = tcp.address_text(address)
             try:
+                if self.sock.family == socket.AF_UNIX:
+                    peer = process_of(sock)
                 sock.setblocking(False)
                 tcp.configure(sock)
                 self.welcome(sock, peer)

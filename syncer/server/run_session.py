@@ -235,7 +235,15 @@ class RunSession:
         self.parts.log.write("INFO" if refusal is None else "WARNING", "connection ended", {
             "learner": group.learner, "generation": group.generation,
             "peer": group.control.peer, "reason": reason})
+        self.say_link(group)
         self.parts.handle(events.Disconnected(group.learner, group.generation))
+
+    def say_link(self, group: Group) -> None:
+        """Which way a connection took, and what the kernel has seen it carry to the learner."""
+        self.parts.log.info("the way to a learner", learner=group.learner,
+                            generation=group.generation, peer=group.control.peer,
+                            local=group.link.local, sent=group.sent,
+                            mb_per_s=group.link.mb_per_s)
 
     def _adopt_init(self, action: actions.AdoptInit) -> None:
         digest = self.merging.adopt_init(action)

@@ -35,7 +35,9 @@ from syncer.server.readers import Readers, names_of
 from syncer.server.run_session import Parts, RunSession
 from syncer.server.system import Signals, System
 from syncer.server.tape import Recorder, Tape
+from syncer.server.unix_place import UnixPlace
 from syncer.streams import complain
+from syncer.tcp import UNIX
 from syncer.wire.hello import Claim, Hello
 from syncer.wire.identity import (
     Identity,
@@ -87,6 +89,11 @@ class Server:
             socks = listen(self.system, config.bind_host, config.port)
             for sock in socks:
                 undo.callback(sock.close)
+            self.places: list[UnixPlace] = []
+            if config.listen is not None:
+                self.places.append(self.system.listen_unix(config.listen.removeprefix(UNIX)))
+                undo.callback(self.places[0].close)
+                socks.append(self.places[0].sock)
             self.recorder = Recorder(open_tape(config, self.system), self.log,
                                      self.system.aside)
             undo.callback(self.recorder.close)
@@ -337,6 +344,8 @@ class Server:
         self.driver.ending = self.driver.ending or RunEnd(Exit.FAILED, "")
         for listener in self.listeners:
             listener.close()
+        for place in self.places:
+            place.close()
         self.door.close()
         groups: list[Group] = []
         if self.session is not None:
@@ -349,6 +358,8 @@ class Server:
         yield from self._until_read(readers)
         for group in groups:
             if not group.ended:
+                if self.session is not None and group not in readers:
+                    self.session.say_link(group)
                 self.farewells.say(group.channels, group.control, [])
         yield from self._until(lambda: not self.farewells.open, None)
 

@@ -32,16 +32,17 @@ from syncer.config import available_cores
 from syncer.errors import ConfigError, KernelError
 from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
+from syncer.server.addresses import BACKLOG
 from syncer.server.capacity import Descriptors
 from syncer.server.log import Lines, Writer
 from syncer.server.notify import ServiceManager
 from syncer.server.selector import SelectorLoop
+from syncer.server.unix_place import UnixPlace
 from syncer.server.workers import Job, JobQueue, run_jobs
 from syncer.streams import Backlog, LineWriter, WriterThread
 
 WORKERS_MAX = 4
 WORKER = "syncer-worker-"
-BACKLOG = 512
 SIOCGIFADDR = 0x8915
 DESCRIPTORS_MAX = 1 << 20
 """Where nothing limits them."""
@@ -279,7 +280,10 @@ def raise_limit() -> int:
 
 
 class System:
-    """The real world of one server: every port, each made when it is asked for."""
+    """The real world of one server: every port, each made when it is asked for.
+
+    Large: a method for each thing that a server asks of its world.
+    """
 
     def __init__(self, files: Files = FILES):
         self.files = files
@@ -313,6 +317,10 @@ class System:
             sock.close()
             raise
         return sock
+
+    def listen_unix(self, path: str) -> UnixPlace:
+        """Raises `BindError`."""
+        return UnixPlace(path)
 
     def own_addresses(self) -> list[str]:
         """That others may know this machine by: one of each interface, and IPv6 of global scope."""

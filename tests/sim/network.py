@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -252,6 +253,7 @@ class SimSocket:
         self.touched: Callable[[SimSocket], None] | None = None
         """Of the loop that waits for it."""
         self.closed = False
+        self.family = socket.AF_INET
         wire.up.arrived = self._touch
         wire.down.drained = self._touch
 
@@ -297,6 +299,12 @@ class SimSocket:
     def setsockopt(self, *given: Any) -> None:
         self._raise()
         self.wire.network.call("setsockopt")
+
+    def getsockname(self) -> tuple[str, int]:
+        return "127.0.0.1", PORT
+
+    def getsockopt(self, *given: Any) -> bytes:
+        raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
 
     def recv_into(self, buffer: memoryview) -> int:
         up = self.wire.up
@@ -361,6 +369,7 @@ class Listener:
         self.backlog_max = backlog_max
         self.waiting: deque[SimSocket] = deque()
         self.closed = False
+        self.family = socket.AF_INET
         self.touched: Callable[[Listener], None] | None = None
         self.accepted: list[SimSocket] = []
         self.failing: deque[int] = deque()

@@ -17,6 +17,7 @@ from syncer.values import (
     Single,
     Switch,
     SwitchOr,
+    UnixPath,
     Whole,
 )
 
@@ -66,12 +67,14 @@ ENDS = {
     HostName: lambda _: (["x", "::1", "a" * 63, "a.b.", "b\u00fccher.example"],
                          [3, b"x", "a\0b", "\udcff", "a..b", ".", "a" * 64]),
     Matching: lambda _: (["x", 64 * "Z", "._-0"], ["", 65 * "x", "a b", "\u00e4", "x\n", 3, b"x"]),
+    UnixPath: lambda _: (["unix:/x", "unix:/" + 106 * "y"],
+                         ["/x", "unix:x", "unix:", "unix:/" + 107 * "y", "unix:/a\0", 3, b"x"]),
     OutputFile: lambda _: (["x", "\udcff"], [3, b"x", "a\0b", "\ud800"]),
 }
 OTHERS = {
     Whole: ("3", 3), Real: ("0.25", 0.25), Single: ("0.5", 0.5), MedianOrNorm: ("2.5", 2.5),
     MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True),
-    SwitchOr: ("true", True), OutputFile: ("f", "f"),
+    SwitchOr: ("true", True), OutputFile: ("f", "f"), UnixPath: ("unix:/s", "unix:/s"),
     Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
     HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"), Matching: ("blue", "blue"),
 }

@@ -22,7 +22,7 @@ ARROWS = {
     "tcp": set(),
     "exits": set(),
     "streams": set(),
-    "values": {"errors"},
+    "values": {"errors", "tcp"},
     "ranges": {"protocol", "values"},
     "config": {"errors", "protocol", "ranges", "values"},
     "flags": {"errors", "config", "values"},
