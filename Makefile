@@ -37,6 +37,9 @@ sim: $(VENV)/.built  ## simulate fleets with faults: make sim SEEDS=100000 SEED=
 sim-coverage: $(VENV)/.test  ## which lines of the server the simulated fleets reach; fails below 95 %
 	SEEDS=$(SEEDS) SEED=$(SEED) .ci/sim_coverage $(CURDIR)/$(BIN)/python
 
+fuzz: $(VENV)/.built  ## fuzz everything that reads foreign bytes: make fuzz SEED=1
+	$(BIN)/python -m tests.fuzz --seconds 60 --jobs 0 --seed $(SEED)
+
 kill-test: $(VENV)/.built  ## kill -9 a server 200 times per kind of checkpoint (about ten minutes)
 	$(BIN)/python -m tests.e2e.killed --kills 200
 

@@ -15,6 +15,7 @@ from syncer.checkpoint.atomic import AtomicFile
 from syncer.checkpoint.fields import Malformed, decimal, digest_of, instance_of, shown
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lineage import EPOCH_MAX
+from syncer.checkpoint.window import read_all
 from syncer.errors import CheckpointError, CheckpointFormatError
 
 HEADING = "SYNCER_EPOCH_V1"
@@ -68,7 +69,7 @@ def read_epoch(path: str, files: Files = FILES) -> EpochFile | None:
         descriptor = files.open(name)
         try:
             data = bytearray(EPOCH_FILE_BYTES_MAX + 1)
-            found = files.read(descriptor, [data], 0)
+            found = read_all(files, descriptor, data, 0)
         finally:
             files.close(descriptor)
     except OSError as error:

@@ -19,7 +19,7 @@ import numpy as np
 from syncer.checkpoint.facts import Parsed, TensorPlace, check_contiguous
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF, format_of_file
-from syncer.checkpoint.window import Window
+from syncer.checkpoint.window import Window, read_all
 from syncer.errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
 from syncer.kernels import Sha256, first_nonfinite, sha256_update_pair
 
@@ -81,7 +81,7 @@ class Checkpoint:
 
     def _parse(self) -> tuple[str, Parsed]:
         begin = bytearray(8)
-        self.files.read(self.descriptor, [begin], 0)
+        read_all(self.files, self.descriptor, begin, 0)
         form = format_of_file(bytes(begin))
         return form, FORMAT_OF[form].parse(
             Window(self.path, self.descriptor, self.size, self.files))

@@ -19,6 +19,7 @@ from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.history import ABANDONED, STEP, Aside, History, step_of
 from syncer.checkpoint.marker import marker_path, remove_marker
 from syncer.checkpoint.reader import CHUNK_BYTES, Checkpoint
+from syncer.checkpoint.window import read_all
 from syncer.errors import CheckpointError
 
 Progress = Callable[[int, int], None]
@@ -91,7 +92,7 @@ def restore(source: Checkpoint, path: str, files: Files = FILES,
 
 def _read(source: Checkpoint, piece: bytearray, at: int, files: Files) -> None:
     try:
-        found = files.read(source.descriptor, [piece], at)
+        found = read_all(files, source.descriptor, piece, at)
     except OSError as error:
         raise CheckpointError(f"{source.path} cannot be read: {error.strerror}") from None
     if found != len(piece):

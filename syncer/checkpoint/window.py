@@ -9,6 +9,18 @@ from syncer.checkpoint.files import FILES, Files
 from syncer.errors import CheckpointFormatError
 
 
+def read_all(files: Files, descriptor: int, target: bytearray, offset: int) -> int:
+    """Bytes read into `target` from `offset`: all of it, or up to the end of the file. A read may
+    give fewer than asked for, on file systems over a network for one. Raises OSError."""
+    view, found = memoryview(target), 0
+    while found < len(target):
+        count = files.read(descriptor, [view[found:]], offset + found)
+        if count == 0:
+            break
+        found += count
+    return found
+
+
 class Window:
     """A position in an open file of `size` bytes; errors name file, field and offset."""
 
@@ -28,7 +40,7 @@ class Window:
                 f"{self.path}: {field} at offset {self.at}: expected {count} bytes, found "
                 f"{self.left}; the file is cut short or no checkpoint")
         data = bytearray(count)
-        found = self.files.read(self.descriptor, [data], self.at)
+        found = read_all(self.files, self.descriptor, data, self.at)
         if found != count:
             raise CheckpointFormatError(
                 f"{self.path}: {field} at offset {self.at}: expected {count} bytes, read "

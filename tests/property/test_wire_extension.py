@@ -4,13 +4,13 @@ make a parser raise anything but a refusal."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncer.protocol import EXTENSION_MAGIC, HEADER_BYTES
+from syncer.protocol import HEADER_BYTES
 from syncer.wire import encode, extended
 from syncer.wire.contracts import run_contract
-from syncer.wire.extension import Extension, Held, Role, RunClaim, encode_extension
+from syncer.wire.extension import Extension, Held, Role, RunClaim
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.names import FragmentNames, fingerprint
-from tests.property.test_wire_messages import HASHES, HELLOS, U32, U64, layouts, outcome
+from tests.property.test_wire_messages import HASHES, HELLOS, U32, U64, layouts
 
 LEARNERS = 10
 CLIENTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp", "Cs")),
@@ -69,24 +69,6 @@ def test_a_reader_has_any_id(hello, learner, role):
     assert read(reader) == reader
 
 
-@given(extended_hellos(), st.data())
-def test_broken_blocks_raise_remote_errors_only(hello, data):
-    payload = bytearray(encode.encode_hello(hello)[HEADER_BYTES:])
-    block = len(encode_extension(hello.extension))
-    for place in data.draw(st.lists(st.integers(len(payload) - block, len(payload) - 1),
-                                    max_size=3)):
-        payload[place] ^= data.draw(st.integers(1, 255))
-    cut = data.draw(st.integers(len(payload) - block, len(payload)))
-    end = data.draw(st.sampled_from([b"", EXTENSION_MAGIC]))
-    broken = bytes(payload[:cut]) + end
-    parsed, refusal = outcome(lambda p: parse_hello(p, key=None, learners=LEARNERS), broken)
-    if refusal is None:
-        assert parsed._replace(extension=None)[:4] == hello[:4]
-    else:
-        assert refusal.startswith(("invalid HELLO: ", "invalid HELLO extension: "))
-        assert "\n" not in refusal
-
-
 WELCOMES = st.builds(
     extended.Welcome, POSITIVE, POSITIVE, U64, U64, U32, U32, FINITE,
     st.sampled_from(extended.RunState), st.text(max_size=99), st.just("") | RUNS, U64,
@@ -112,25 +94,6 @@ def test_layout_round_trip(layout, data):
         data.draw(st.none() | names_of(layout)))
     payload = encode_payload(extended.encode_session_layout(session))
     assert extended.parse_session_layout(payload) == session
-
-
-@given(st.binary(max_size=120), st.integers(0, 3))
-def test_arbitrary_bytes_are_refused_in_one_line(payload, fragments):
-    for parse in (lambda p: extended.parse_welcome(p, fragments), extended.parse_notice,
-                  extended.parse_report, extended.parse_session_layout):
-        _, refusal = outcome(parse, memoryview(payload))
-        assert refusal is None or "\n" not in refusal
-
-
-@given(WELCOMES, REPORTS, st.data())
-def test_a_byte_that_is_wrong_is_refused_or_read(welcome, report, data):
-    for frame, parse in (
-            (extended.encode_welcome(welcome),
-             lambda p: extended.parse_welcome(p, len(welcome.kept))),
-            (extended.encode_report(report), extended.parse_report)):
-        payload = bytearray(encode_payload(frame))
-        payload[data.draw(st.integers(0, len(payload) - 1))] ^= data.draw(st.integers(1, 255))
-        outcome(parse, memoryview(payload[: data.draw(st.integers(0, len(payload)))]))
 
 
 def encode_payload(frame: bytes) -> memoryview:

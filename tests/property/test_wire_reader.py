@@ -75,25 +75,6 @@ def test_any_split_gives_the_same_events(limits, data, places):
     assert events(limits, cut(data, places)) == events(limits, [data])
 
 
-@given(SIDES, STREAMS.map(lambda data: data[:600]))
-def test_byte_by_byte_gives_the_same_events(limits, data):
-    assert events(limits, [data[n : n + 1] for n in range(len(data))]) == events(limits, [data])
-
-
-@given(SIDES, st.binary(max_size=300))
-def test_arbitrary_bytes_only_raise_remote_errors(limits, data):
-    events(limits, [data])
-
-
-@given(STREAMS, st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 255)), max_size=4))
-def test_mutated_streams_only_raise_remote_errors(data, flips):
-    mutated = bytearray(data)
-    for place, flip in flips:
-        if mutated:
-            mutated[place % len(mutated)] ^= flip
-    events(SERVER, [bytes(mutated)])
-
-
 @given(STREAMS, st.lists(st.integers(0, 2**20), max_size=12))
 def test_memory_stays_within_the_declared_limits(data, places):
     reader = FrameReader(SERVER)
