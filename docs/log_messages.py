@@ -144,6 +144,9 @@ MEANINGS = {
         "the system has refused memory; it is asked again ten times a second, and nobody loses a "
         "connection for it; see \"memory of this run at most\"",
     "memory for broadcasts is there again": "the run goes on, after so long",
+    "no memory for a computation: it waits, and its round with it":
+        "as above, for a merge or the values of a push: tried again for `--quorum-timeout-s`",
+    "memory for computations is there again": "its round goes on, after so long",
     "catch-up waits for its turn":
         "a learner has joined; those in front, `behind` whom it waits, are sent the model first",
     "catch-up begins after its wait": "now it is sent the model",

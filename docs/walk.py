@@ -26,6 +26,7 @@ IN = (
     Stop("syncer/wire/messages.py", "parse_push", "the fields"),
     Stop("syncer/server/decoded.py", "Decoded", "whose memory the values are"),
     Stop("syncer/merge/buffers.pyx", "take", "memory for them, used again"),
+    Stop("syncer/server/shortage.py", "submit", "and again, should there be no memory"),
     Stop("syncer/server/workers.py", "run_jobs", "off the loop's thread"),
     Stop("syncer/kernels/_native.pyx", "decode_bf16", "f32 values, negated, all finite"),
     Stop("csrc/arrays.c", "sk_decode", "in chunks over threads"),

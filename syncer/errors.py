@@ -26,6 +26,10 @@ class RemoteProtocolError(ProtocolError):
     """The peer sent bytes that the protocol does not allow; only its connection ends."""
 
 
+class NoMemory(RemoteProtocolError):
+    """There is no memory for a message of the peer at the moment: an outage of its connection."""
+
+
 class NumericsError(SyncerError):
     """A value is not finite, or a merge cannot be computed."""
 

@@ -27,6 +27,7 @@ HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
 DOOR, CONNECTIONS = "e2e/test_server_door.py", "e2e/test_server_connections.py"
 HELLO = "unit/test_wire_hello.py"
 TURNS, READERS = "sim/test_catchups.py", "e2e/test_server_readers.py"
+SHORTAGE = "e2e/test_server_shortage.py"
 INTRODUCTIONS = "e2e/test_server_introductions.py"
 RENUMBERING = "checkpoint/test_renumbering.py"
 CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
@@ -56,6 +57,9 @@ ELSEWHERE = {
     "15.6": [f"{READERS}::test_the_final_cut_of_a_large_run_is_waited_for_as_long_as_it_is_taken"],
     "4.4": ["unit/test_core_formulas.py::test_launch_interval"],
     "6.8": ["unit/test_core_formulas.py::test_grace_examples"],
+    "7.9": [f"{SHORTAGE}::test_a_merge_without_memory_is_computed_again",
+            f"{SHORTAGE}::test_memory_that_never_comes_ends_the_run_with_its_last_cut",
+            "sim/test_memory.py::test_memory_that_is_lacking_for_merges_is_waited_for"],
     "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],
     "10.1": [f"{CHECKPOINTS}::test_a_step_that_cannot_be_written_is_never_seen"],
     "10.3": [f"{CHECKPOINTS}"

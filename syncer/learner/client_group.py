@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from syncer import tcp
-from syncer.errors import SyncerError
+from syncer.errors import NoMemory, SyncerError
 from syncer.gather import advance
 from syncer.learner.connection import CONTROL, Connection
 from syncer.learner.failures import TurnedAway
@@ -242,8 +242,8 @@ class ClientGroup:
             body(stream)
         except OSError as error:
             reason = error.strerror or str(error)
-        except TurnedAway as error:
-            reason = str(error)
+        except (TurnedAway, NoMemory, MemoryError) as error:
+            reason = str(error) or "no memory"
             self.turned_away = reason
         except SyncerError as error:
             reason = str(error)

@@ -210,6 +210,9 @@ cdef class _Call:
         return 0
 
 
+cdef tuple NOTHING_TURNED = (0, 0, 0)
+
+
 cdef tuple turned(const sm_crew* crew, size_t learner):
     """Elements kept, shrunk and rotated by the correction."""
     cdef size_t counts[3]
@@ -363,7 +366,10 @@ def add(FoldSums fold not None, gradient, *, double factor, double weight, Buffe
     with nogil:
         _native.fold_add(job)
     fold.weight_sum += weight
-    return turned(&job.crew, 0)
+    try:
+        return turned(&job.crew, 0)
+    except MemoryError:  # it has been added, and must not be again
+        return NOTHING_TURNED
 
 
 def norms(Plan plan not None, gradients):

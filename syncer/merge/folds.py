@@ -156,6 +156,10 @@ class ExactFold(Fold):
         if not self.roster or len(set(self.roster)) != len(self.roster):
             raise InvariantViolation(f"an exact fold needs distinct learners, not {list(roster)}")
         self._parked: dict[int, tuple[Member, Gradient]] = {}
+        self._again: Member | None = None
+        """Whose `add` has found no memory, and"""
+        self._untold: list[Member] = []
+        """what it had folded before that."""
 
     @property
     def parked(self) -> list[Member]:
@@ -168,23 +172,34 @@ class ExactFold(Fold):
 
     def add(self, learner: int, generation: int, weight: float,
             gradient: Gradient) -> list[Member]:
-        """As for every fold; `weight` must be 1."""
+        """As for every fold; `weight` must be 1. One that raises MemoryError is called again."""
         if weight != 1.0:
             raise InvariantViolation(f"an exact fold has equal weights of 1, not {weight}")
         with self._lock:
-            if learner not in self.roster[self.pushes:] or learner in self._parked:
-                raise InvariantViolation(
-                    f"push of learner {learner} for the exact fold of fragment {self.fragment}: "
-                    f"expected one push of each of {list(self.roster)}")
-            self._parked[learner] = ((learner, generation), gradient)
-            folded = []
+            if self._again != (learner, generation):
+                self._park((learner, generation), gradient)
+            self._again = None
             for waiting in self.roster[self.pushes:]:
                 if waiting not in self._parked:
                     break
                 member, parked = self._parked.pop(waiting)
-                self._fold(member, 1.0 / len(self.roster), 1.0, parked)
-                folded.append(member)
+                try:
+                    self._fold(member, 1.0 / len(self.roster), 1.0, parked)
+                except MemoryError:
+                    self._parked[waiting] = member, parked
+                    self._again = learner, generation
+                    raise
+                self._untold.append(member)
+            folded, self._untold = self._untold, []
             return folded
+
+    def _park(self, member: Member, gradient: Gradient) -> None:
+        learner = member[0]
+        if learner not in self.roster[self.pushes:] or learner in self._parked:
+            raise InvariantViolation(
+                f"push of learner {learner} for the exact fold of fragment {self.fragment}: "
+                f"expected one push of each of {list(self.roster)}")
+        self._parked[learner] = member, gradient
 
     def check_complete(self) -> None:
         missing = self.roster[self.pushes:]

@@ -35,12 +35,12 @@ class Decoded:
         """The wire bytes, while a push may still be parked, or is."""
         self.decode = decode
         self.parked = False
-        """The values have still to be decoded from `tensor`, also once there is memory again."""
+        """Only `tensor` is kept: whoever needs the values decodes them, into memory for them."""
         self.digest: bytes | None = None
         """SHA-256 of the wire bytes, of an INIT only."""
         self.users = 0
         self.released = False
-        self.unpark()
+        self.array = self._memory()
 
     @property
     def buffer(self) -> np.ndarray:
@@ -49,7 +49,10 @@ class Decoded:
         return self.array
 
     def values(self) -> np.ndarray:
-        """The f32 values; on a worker, decoded anew if the payload was parked."""
+        """The f32 values; on a worker, decoded anew if the payload was parked. Raises
+        MemoryError."""
+        if self.array is None:
+            self.array = self._memory()
         if self.parked and self.decode is not None:
             self.decode(self.tensor, self.buffer, True, 1)
             self.parked, self.tensor = False, None
@@ -78,9 +81,8 @@ class Decoded:
         """Keep the wire bytes only."""
         self.array, self.parked = None, True
 
-    def unpark(self) -> None:
-        """Memory for the values; whoever needs them first decodes them."""
-        self.array = np.frombuffer(memoryview(self.pool.take(self.numel)), np.float32)
+    def _memory(self) -> np.ndarray:
+        return np.frombuffer(memoryview(self.pool.take(self.numel)), np.float32)
 
     def _free_if_unused(self) -> None:
         if self.released and not self.users:

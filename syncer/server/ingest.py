@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from syncer import kernels
 from syncer.core import events
-from syncer.errors import RemoteProtocolError
+from syncer.errors import NoMemory, RemoteProtocolError
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
 from syncer.server.conn import Channel
@@ -147,11 +147,11 @@ class Ingest(Reports):
 
     def _decoded(self, group: Group, fragment: int, tensor: memoryview | None = None,
                  decode: Decode | None = None) -> Decoded:
-        """Memory for a payload; the peer whose layout does not fit this machine is refused."""
+        """Memory for a payload. Raises NoMemory, which ends the connection it came on."""
         try:
             return Decoded(self.pool, group.hello.layout.fragments[fragment].numel, tensor, decode)
         except MemoryError as error:
-            raise RemoteProtocolError(f"cannot decode a payload: {error}") from None
+            raise NoMemory(f"cannot decode a payload: {error}: try again later") from None
 
     def _submit(self, group: Group, pending: Pending, run: Callable[[], int],
                 pair: Callable[[Pending, Pending], None] | None) -> None:

@@ -51,18 +51,30 @@ def check_as_bf16(loaded: Sequence[Loaded]) -> None:
 
 
 class FoldWork:
-    """The fold of one round attempt, and the jobs that use it: one at a time, in order."""
+    """The fold of one round attempt, and the jobs that use it: one at a time, in order. Its memory
+    is taken by the first of them, on a worker."""
 
-    __slots__ = ("attempt", "busy", "dropped", "fold", "given", "jobs")
+    __slots__ = ("attempt", "busy", "dropped", "error", "given", "jobs", "open", "opened")
 
-    def __init__(self, attempt: int, fold: Fold):
+    def __init__(self, attempt: int, open_fold: Callable[[], Fold]):
         self.attempt = attempt
-        self.fold = fold
+        self.open = open_fold
+        self.opened: Fold | None = None
         self.jobs: deque[Job] = deque()
         self.busy = False
         self.dropped = False
+        self.error: MemoryError | None = None
+        """There was no memory for a push of it: what it holds is no round."""
         self.given: dict[actions.Member, deque[actions.Contribution]] = {}
         """Pushes handed to the fold and not yet in its sums; an exact fold keeps early ones."""
+
+    def fold(self) -> Fold:
+        """For a worker. Raises MemoryError."""
+        if self.error is not None:
+            raise self.error
+        if self.opened is None:
+            self.opened = self.open()
+        return self.opened
 
 
 class Merging:
@@ -78,6 +90,7 @@ class Merging:
     def __init__(self, config: Config, layout: Layout, workers: Workers, loop: Loop,
                  handle: Callable[[events.Event], None], *, bf16: bool = False):
         self.workers, self.loop, self.handle = workers, loop, handle
+        self.limit_s = config.quorum_timeout_s
         self.store = FragmentStore(
             layout, lr=config.outer_lr, momentum=config.outer_momentum,
             threads=config.merge_threads, outer_optimizer=config.outer_optimizer,
@@ -96,6 +109,8 @@ class Merging:
         self.folds: dict[int, FoldWork] = {}
         self.prepared: dict[int, Prepared] = {}
         self.stats: dict[int, dict[str, Any]] = {}
+        self.torn: dict[int, Prepared] = {}
+        """By fragment: committed, and publishing it was never done. Its values are whole."""
         self.published = 0
         self.digests: dict[int, str] = {}
         """SHA-256 of the wire bytes of each fragment's initial value."""
@@ -121,8 +136,8 @@ class Merging:
         old = self.folds.get(action.step)
         if old is not None:
             self._drop(old)
-        self.folds[action.step] = FoldWork(
-            action.attempt, self.store.fold(action.fragment, self.kind, action.learners))
+        self.folds[action.step] = FoldWork(action.attempt, lambda: self.store.fold(
+            action.fragment, self.kind, action.learners))
 
     def fold(self, action: actions.Fold) -> None:
         """Add a push behind those that came before it."""
@@ -132,13 +147,17 @@ class Merging:
         work.given.setdefault(member, deque()).append(push)
 
         def run() -> list[actions.Member]:
-            return work.fold.add(*member, push.weight, push.payload.values)
+            if work.dropped:  # while it waited for memory
+                return []
+            return work.fold().add(*member, push.weight, push.payload.values)
 
         self._enqueue(work, Job(run, lambda *done: self._folded(action.step, work, *done)))
 
     def _folded(self, step: int, work: FoldWork, members: list[actions.Member] | None,
                 error: BaseException | None) -> None:
-        if error is not None:
+        if isinstance(error, MemoryError):
+            work.error = error  # the merge of the round is told
+        elif error is not None:
             raise error  # no peer can cause it
         for member in members or ():
             waiting = work.given[member]
@@ -182,7 +201,7 @@ class Merging:
         work = self.folds.pop(action.step, None)
         if work is not None:
             self._enqueue(work, Job(
-                self._timed(lambda: self.store.prepare_fold(action.step, work.fold)),
+                self._timed(lambda: self.store.prepare_fold(action.step, work.fold())),
                 lambda *done: self._merged(action, [], *done)))
             return
         payloads: list[Decoded] = [c.payload for c in action.contributions]
@@ -214,7 +233,10 @@ class Merging:
 
     def _merged(self, action: actions.StartMerge, payloads: list[Decoded], result: Timed,
                 error: BaseException | None) -> None:
-        if error is not None:
+        if isinstance(error, MemoryError):
+            result = Timed(None, 0, f"for {self.limit_s} s there was no memory for it: {error}; "
+                           "give the server more, or a smaller --pipeline, and resume")
+        elif error is not None:
             raise error
         for payload in payloads:
             payload.give_back()
@@ -231,21 +253,30 @@ class Merging:
 
     def publish(self, step: int) -> FragmentVersion:
         """The result of this step becomes the current version of its fragment."""
+        prepared = self.prepared[step]
+        self.torn[prepared.fragment] = prepared
+        version = self.store.publish(prepared)
+        del self.prepared[step], self.torn[prepared.fragment]
         self.published += 1
-        return self.store.publish(self.prepared.pop(step))
+        return version
 
     # ----------------------------------------------------------------------- for disk and tape
     @property
     def versions(self) -> list[int]:
-        """What is published of each fragment."""
-        return [self.store.current(fragment).version
-                for fragment in range(len(self.store.layout.fragments))]
+        """What is committed of each fragment."""
+        return [version.version for version in self._committed()]
+
+    def _committed(self) -> list[FragmentVersion]:
+        found = [self.store.current(fragment)
+                 for fragment in range(len(self.store.layout.fragments))]
+        for fragment, prepared in self.torn.items():
+            found[fragment] = prepared.result or found[fragment]
+        return found
 
     def cut(self, action: actions.Save) -> list[FragmentVersion]:
         """The version of every fragment in the cut of a save: the published ones, and the result
         of a step that is to be durable before it is published."""
-        fragments = range(len(self.store.layout.fragments))
-        versions = [self.store.current(fragment) for fragment in fragments]
+        versions = self._committed()
         prepared = self.prepared.get(action.step) if action.kind is SaveKind.ROUND else None
         if prepared is not None and prepared.result is not None:
             versions[prepared.fragment] = prepared.result

@@ -35,6 +35,7 @@ from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
 from syncer.server.promised import Promised
 from syncer.server.reporting import ReportBook
+from syncer.server.shortage import Shortage
 from syncer.server.tape import Recorder
 from syncer.server.telling import PacedNotices
 from syncer.server.workers import Workers
@@ -81,13 +82,16 @@ class RunSession:
         self.looks: dict[Group, Timer] = {}
         """By a learner's newest connection: when its older one is looked at again."""
         bf16 = bulk_dtype(hello.dtype) == DTYPE_BF16
-        self.merging = Merging(config, hello.layout, parts.workers, loop, handle, bf16=bf16)
+        self.pool = BufferPool()
+        self.workers = Shortage(
+            parts.workers, loop, parts.log, limit_ns=config.quorum_timeout_s * 10**9,
+            free_spares=lambda: _free_spares(self.pool))
+        self.merging = Merging(config, hello.layout, self.workers, loop, handle, bf16=bf16)
         if bf16:
             check_as_bf16(parts.persistence.loaded)
         self.merging.resume(parts.persistence.take_loaded(), parts.persistence.lineage.renumbered)
-        self.pool = BufferPool()
         self.notices, self.reports = PacedNotices(loop), ReportBook(loop)
-        self.ingest = Ingest(parts.workers, self.pool, config.merge_threads, handle=handle,
+        self.ingest = Ingest(self.workers, self.pool, config.merge_threads, handle=handle,
                              left=self._left, say_farewell=parts.farewells.say,
                              report=self.reports.take, keep_wire=config.late_carry)
         self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
@@ -114,7 +118,7 @@ class RunSession:
             actions.Admit: self._admit, actions.Close: self._close,
             actions.Release: lambda action: Decoded.release(action.payload),
             actions.Park: lambda action: Decoded.park(action.payload),
-            actions.Unpark: lambda action: Decoded.unpark(action.payload),
+            actions.Unpark: lambda action: None,  # whoever needs its values first decodes them
             actions.AdoptInit: self._adopt_init,
             actions.OpenFold: merging.open_fold, actions.Fold: merging.fold,
             actions.StartMerge: start_merge, actions.Publish: self._publish,
@@ -288,6 +292,7 @@ class RunSession:
         for promised in self.promised.values():
             promised.cancel()
         self.notices.close()
+        self.workers.close()
         self.merging.close()
 
 

@@ -15,7 +15,7 @@ from syncer.wire.payload cimport Payload, allocate
 
 from threading import Lock
 
-from syncer.errors import LocalProtocolError, RemoteProtocolError
+from syncer.errors import LocalProtocolError, NoMemory, RemoteProtocolError
 from syncer.protocol import (
     CHUNK_HEAD, HEADER_BYTES, MAGIC, PARTIAL_MESSAGES_MAX, Msg, msg_name,
 )
@@ -105,7 +105,8 @@ cdef class Partial:
         if self.range_count == self.range_capacity:
             grown = <Range*>realloc(self.ranges, capacity * sizeof(Range))
             if grown == NULL:
-                raise RemoteProtocolError(f"cannot allocate {capacity} ranges of a chunked message")
+                raise NoMemory(f"cannot allocate {capacity} ranges of a chunked message: try "
+                               "again later")
             self.ranges, self.range_capacity = grown, capacity
         memmove(
             &self.ranges[index + 1], &self.ranges[index], (self.range_count - index) * sizeof(Range)

@@ -13,7 +13,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove
 
-from syncer.errors import RemoteProtocolError
+from syncer.errors import NoMemory
 
 cdef extern from *:
     """
@@ -125,7 +125,7 @@ cdef Payload allocate(uint64_t size, Py_ssize_t lead, bint recycle):
         else:
             payload.memory = malloc(bytes)
     if payload.memory == NULL:
-        raise RemoteProtocolError(f"cannot allocate {size} bytes for a message of the peer")
+        raise NoMemory(f"cannot allocate {size} bytes for a message of the peer: try again later")
     payload.data = <char*>payload.memory + lead
     payload.size = <Py_ssize_t>size
     return payload

@@ -9,6 +9,7 @@ from syncer.checkpoint import saver
 from syncer.checkpoint.reader import Checkpoint
 from syncer.merge import FragmentStore
 from syncer.server.decoded import Decoded
+from syncer.server.merging import Merging
 from tests.e2e.scripted import ServerThread, layout_of
 
 SMALL = layout_of((4,))
@@ -17,6 +18,10 @@ ZEROS = np.zeros(4, np.float32)
 
 def no_memory(*given, **named):
     raise MemoryError("no memory for that")
+
+
+def broken(*given, **named):
+    raise RuntimeError("a defect")
 
 
 def train(server: ServerThread, steps: int):
@@ -34,11 +39,11 @@ def test_a_defect_in_a_merge_saves_what_is_committed(tmp_path, monkeypatch, back
     with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path), checkpoint_every=8,
                       background_checkpoint=background) as server:
         learner, pull = train(server, 3)
-        monkeypatch.setattr(FragmentStore, "prepare", no_memory)
+        monkeypatch.setattr(FragmentStore, "prepare", broken)
         learner.push(pull, ZEROS)
         learner.ended()
         assert server.wait() == 1
-        server.log.wait("internal error: MemoryError: no memory for that", level="error", status=1)
+        server.log.wait("internal error: RuntimeError: a defect", level="error", status=1)
         assert server.log.find("checkpoint written", kind="failure", step=3)
     with Checkpoint(path) as checkpoint:
         assert checkpoint.facts.step == 3
@@ -59,13 +64,39 @@ def test_a_defect_before_a_step_is_published_loses_nothing(tmp_path, monkeypatch
         assert checkpoint.facts.step == 4
 
 
+def test_a_step_that_cannot_be_published_is_saved(tmp_path, monkeypatch):
+    """It is committed: nobody has seen it, but its values are whole."""
+    path = tmp_path / "c"
+    with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path),
+                      checkpoint_every=8) as server:
+        learner, pull = train(server, 3)
+        monkeypatch.setattr(FragmentStore, "publish", broken)
+        learner.push(pull, ZEROS + 4)
+        learner.ended()
+        assert server.wait() == 1
+        assert server.log.find("checkpoint written", kind="failure", step=4)
+    with Checkpoint(path) as checkpoint:
+        (found,) = checkpoint.load()
+    monkeypatch.undo()
+    calm = tmp_path / "calm"
+    with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(calm),
+                      checkpoint_every=4) as server:
+        train(server, 4)
+        server.server.stop()
+        assert server.wait() == 143
+    with Checkpoint(calm) as checkpoint:
+        (expected,) = checkpoint.load()
+    assert found.version == expected.version == 4
+    assert found.params.tobytes() == expected.params.tobytes()
+
+
 def test_a_defect_between_a_step_and_its_fragments_saves_nothing(tmp_path, monkeypatch):
     """What is in memory is no cut then: the file of before stays."""
     path = tmp_path / "c"
     with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path),
                       checkpoint_every=2) as server:
         learner, pull = train(server, 3)
-        monkeypatch.setattr(FragmentStore, "publish", no_memory)
+        monkeypatch.setattr(Merging, "publish", broken)
         learner.push(pull, ZEROS)
         learner.ended()
         assert server.wait() == 1

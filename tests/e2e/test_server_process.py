@@ -307,13 +307,13 @@ def test_a_defect_in_a_worker_ends_the_run(tmp_path, monkeypatch):
         pull = learner.pull()
 
         def broken(*arguments):
-            raise MemoryError("no memory for a merge")
+            raise RuntimeError("a defect")
 
         monkeypatch.setattr(FragmentStore, "prepare", broken)
         learner.push(pull, ZEROS)
         learner.ended()
         assert server.wait() == 1
-        server.log.wait("internal error: MemoryError", level="error")
+        server.log.wait("internal error: RuntimeError", level="error")
 
 
 # --------------------------------------------------------------------------------- tape and log

@@ -376,6 +376,14 @@ CATCHUPS = broken(
     ("15.4", "who joins stands behind the readers",
      "self.line = members | {group: turn} | self.line", "self.line[group] = turn"),
 )
+SHORTAGE = broken(
+    "server/shortage.py",
+    ("7.9", "a merge without memory ends the run", "if isinstance(error, MemoryError):",
+     "if False:"),
+    ("7.9", "memory is waited for without end", "now_ns - since_ns >= self.limit_ns", "False"),
+    ("7.9", "nobody hears that memory is short",
+     "if self.short_ns == 0 or now_ns - self.told_ns >= TELL_AGAIN_NS:", "if False:"),
+)
 READERS = broken(
     "server/readers.py",
     ("14.12", "a recorded HELLO of a reader is as good as its key",
@@ -392,4 +400,4 @@ READERS = broken(
 
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
              + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + INTRODUCTIONS
-             + CATCHUPS + READERS + RENUMBERING)
+             + CATCHUPS + SHORTAGE + READERS + RENUMBERING)

@@ -69,7 +69,7 @@ REQUIRED = frozenset({
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
         "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread", "away",
         "vanish", "ghost")),
-    "a broadcast waited for memory", "told off",
+    "a broadcast waited for memory", "a computation waited for memory", "told off",
     "log lines lost", "event tape takes nothing", "event tape records lost",
 })
 SAID = {
@@ -78,6 +78,7 @@ SAID = {
     b"catch-up waits for its turn": "catch-up waits for its turn",
     b"catch-up begins after its wait": "catch-up begins after its wait",
     b"no memory for a broadcast": "a broadcast waited for memory",
+    b"no memory for a computation": "a computation waited for memory",
     b"no room for both": "a connection made room for the next one of its learner",
     b"newer connections": "a learner has too many connections",
     b"while its older connection is alive": "two connections of a learner are alive",

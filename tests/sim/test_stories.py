@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 
 import pytest
 
 from syncer.checkpoint.marker import marker_path
-from syncer.protocol import DTYPE_F32
-from syncer.server import door, restraint, run_session, service
-from syncer.server.outgoing import Outgoing
+from syncer.server import restraint, run_session
 from syncer.wire.encode import encode_hello
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH, Inode, SimFiles
@@ -20,6 +17,7 @@ from tests.sim.link import Link
 from tests.sim.network import NO_MEMORY, Network
 from tests.sim.scale import scaled
 from tests.sim.strangers import Stranger, openings
+from tests.sim.told import lines_of
 from tests.toy_driver import toy_config
 
 
@@ -105,102 +103,6 @@ def test_a_system_call_that_fails_for_one_connection_ends_that_one(call, number)
     assert b"WARN" in warnings[0]
 
 
-@pytest.mark.parametrize(("module", "name"), [
-    (door, "FrameReader"), (door, "read_hello"), (service, "RunSession"), (run_session, "Group")])
-def test_memory_that_is_lacking_for_one_connection_ends_that_one(monkeypatch, module, name):
-    """Wherever it is asked for on the way in; a learner dials again."""
-    fleet = Fleet(3, config=toy_config(learners=2, total_steps=6), faults=[],
-                  settings={"streams": 1, "misconfigured": 0})
-    made, failed = getattr(module, name), []
-
-    def without_memory(*given, **options):
-        if not failed:
-            failed.append(True)
-            raise MemoryError
-        return made(*given, **options)
-
-    monkeypatch.setattr(module, name, without_memory)
-    fleet.play()
-    fleet.check()
-    assert failed
-    said = b"".join(fleet.lines.lines)
-    assert said.count(b"the system failed a connection") == 1
-    assert b"internal error" not in said
-
-
-@pytest.mark.parametrize("pipeline", [1, 3])
-def test_memory_that_is_lacking_for_a_broadcast_is_waited_for(pipeline):
-    """It is everybody's, so that nobody is to blame: it goes out when there is memory again, and
-    before the pulls about it. No connection ends for it."""
-    fleet = Fleet(9, config=toy_config(learners=3, quorum=2, total_steps=30, pipeline=pipeline,
-                                       log_level="info", log_format="json"),
-                  faults=[], settings={"misconfigured": 0})
-    assert fleet.dtype != DTYPE_F32
-    with scaled(fleet.settings):
-        scheduler = fleet.server.scheduler
-        fleet.world.wait(lambda: scheduler.global_step >= 10)
-        fleet.starve(fleet.world.now_ns + 45 * SECOND)
-        fleet.world.wait(lambda: lines_of(fleet, "no memory for a broadcast: it waits, and the run "
-                                          "with it"))
-        fleet.world.wait(lambda: scheduler.global_step >= 25)
-    fleet.play()
-    fleet.check()
-    assert len(lines_of(fleet, "no memory for a broadcast: it waits, and the run with it")) == 2
-    over, = lines_of(fleet, "memory for broadcasts is there again")
-    assert 44 < over["waited_s"] < 46
-    assert {line["reason"] for line in lines_of(fleet, "push rejected")} <= {"OutOfRound"}, "late"
-    assert not lines_of(fleet, "connection ended")
-    assert [line["step"] for line in lines_of(fleet, "outer step")] == list(range(1, 31))
-
-
-def test_a_signal_does_not_wait_for_memory():
-    fleet = Fleet(9, config=toy_config(learners=2, total_steps=30, checkpoint_path=PATH,
-                                       checkpoint_every=7), faults=[])
-    assert fleet.dtype != DTYPE_F32
-    with scaled(fleet.settings):
-        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 10)
-        fleet.starve(fleet.world.now_ns + 1000 * SECOND)
-        fleet.world.wait(lambda: fleet.server.server.session.outgoing.behind)
-        begun_ns, server = fleet.world.now_ns, fleet.server
-        server.signal()
-        fleet.world.wait(lambda: server.over)
-        assert fleet.world.now_ns < begun_ns + 10 * SECOND
-    assert server.status == 128 + 15
-    fleet.play()
-    fleet.check()
-
-
-def test_memory_that_is_lacking_for_a_catch_up_ends_its_connection(monkeypatch):
-    fleet = Fleet(3, config=toy_config(learners=2, quorum=2, total_steps=20), faults=[],
-                  settings={"misconfigured": 0})
-    version, failed = Outgoing._version, []
-
-    def without_memory(outgoing, kind, fragment):
-        if not failed and outgoing.catching_up and fleet.server.scheduler.global_step >= 3:
-            failed.append(True)
-            raise MemoryError
-        return version(outgoing, kind, fragment)
-
-    def catch_up(outgoing, action):
-        outgoing.catching_up = True
-        caught_up(outgoing, action)
-        outgoing.catching_up = False
-
-    caught_up = Outgoing.catch_up
-    monkeypatch.setattr(Outgoing, "catch_up", catch_up)
-    monkeypatch.setattr(Outgoing, "catching_up", False, raising=False)
-    monkeypatch.setattr(Outgoing, "_version", without_memory)
-    with scaled(fleet.settings):
-        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 3)
-        fleet.learners[1].drop()
-    fleet.play()
-    fleet.check()
-    assert failed
-    said = b"".join(fleet.lines.lines)
-    assert said.count(b"the system failed a connection") == 1
-    assert b"internal error" not in said
-
-
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EPROTO])
 def test_a_connection_that_cannot_be_accepted_holds_up_nobody_behind_it(number):
     fleet = Fleet(3, config=toy_config(learners=1, total_steps=3), faults=[])
@@ -226,20 +128,6 @@ def test_a_selector_without_room_for_the_listening_socket_is_asked_again():
     fleet.check()
 
 
-def test_a_worker_without_memory_for_a_hello_ends_that_connection():
-    """Whose learner dials again; the run is none the worse."""
-    fleet = Fleet(4, config=toy_config(learners=2, total_steps=5), faults=[],
-                  settings={"hello_inline": 0})
-    with scaled(fleet.settings):
-        fleet.server.system.the_workers.failing = 1
-        fleet.world.wait(lambda: fleet.server.system.the_workers.failed)
-    fleet.play()
-    fleet.check()
-    said = b"".join(fleet.lines.lines)
-    assert said.count(b"the system failed a connection") == 1
-    assert b"internal error" not in said
-
-
 def test_what_no_run_would_take_does_not_end_a_strict_one():
     """A HELLO of another profile and another session: the first of both is why it is refused."""
     fleet = Fleet(5, config=toy_config(learners=2, quorum=2, grace_ms=0, max_base_lag=0,
@@ -256,11 +144,6 @@ def test_what_no_run_would_take_does_not_end_a_strict_one():
     assert b"HELLO syncer semantic profile differs" in stranger.answer
     fleet.play()
     fleet.check()
-
-
-def lines_of(fleet: Fleet, text: str) -> list[dict]:
-    found = [json.loads(line) for line in fleet.lines.lines]
-    return [line for line in found if line["message"] == text]
 
 
 def test_strangers_cannot_fill_the_log():

@@ -11,6 +11,12 @@ from syncer.core.run import tape_keys
 LONG_NUMBER = re.compile(rb"\d{11,}")
 
 
+def lines_of(fleet: Any, text: str) -> list[dict[str, Any]]:
+    """Of the JSON log those of this message."""
+    found = [json.loads(line) for line in fleet.lines.lines]
+    return [line for line in found if line["message"] == text]
+
+
 def records(fleet: Any) -> list[dict[str, Any]]:
     """The tape of this history: whole lines, those that a roll back took away left out."""
     data, found, at = bytes(fleet.tape.data), [], 0

@@ -10,7 +10,7 @@ import pytest
 from syncer import kernels
 from syncer.errors import ConfigError, InvariantViolation, NumericsError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
-from syncer.merge import FragmentStore
+from syncer.merge import FragmentStore, engine
 from syncer.merge.finite import NothingFinite
 
 F32 = np.float32
@@ -188,3 +188,27 @@ def test_a_result_that_is_not_finite_names_the_folded_learners():
         store.prepare_fold(1, fold)
     assert raised.value.excluded == ()  # whose it was is not known any more
     assert store.live_buffers == before
+
+
+def test_a_push_that_finds_no_memory_is_added_once(monkeypatch):
+    """Wherever in its work: with what is parked behind it, and told of once."""
+    real, calls = engine.add, []
+
+    def add(*given, **named):
+        calls.append(None)
+        if len(calls) in (1, 3):
+            raise MemoryError("no memory for a merge")
+        return real(*given, **named)
+
+    monkeypatch.setattr(engine, "add", add)
+    store = store_of(AVG)
+    fold = store.fold(0, "exact", [0, 1, 2])
+    assert fold.add(1, 7, 1.0, gradient(2)) == []
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            fold.add(0, 9, 1.0, gradient(1))
+    assert fold.add(0, 9, 1.0, gradient(1)) == [(0, 9), (1, 7)]
+    with pytest.raises(InvariantViolation):
+        fold.add(0, 9, 1.0, gradient(1))
+    assert fold.add(2, 5, 1.0, gradient(3)) == [(2, 5)]
+    assert store.publish(store.prepare_fold(1, fold)).params.tolist() == [-2.0] * 6

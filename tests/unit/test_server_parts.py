@@ -369,7 +369,6 @@ def test_a_push_that_is_parked_and_taken_up_again_at_once_keeps_its_values():
     values = np.array([1.5, -2.0, 3.25], np.float32)
     payload = decoded_push(values)
     payload.park()
-    payload.unpark()
     payload.settle()
     assert payload.values().tobytes() == (-values).tobytes()
     assert payload.tensor is None
@@ -383,7 +382,6 @@ def test_a_push_that_was_judged_keeps_no_bytes_unless_it_is_parked():
     parked.park()
     parked.settle()
     assert parked.array is None
-    parked.unpark()
     assert parked.values().tobytes() == merged.values().tobytes() == (-values).tobytes()
 
 

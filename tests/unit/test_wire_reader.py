@@ -231,7 +231,8 @@ def test_memory_that_cannot_be_had_is_one_sentence():
     layout = Layout((FragmentLayout(RDA, (1 << 58,)),))
     limits = Limits.for_server(layout, DTYPE_F32)
     text = refusal(limits, encode.frame_header(Msg.PUSH_FRAGMENT, 48 + (1 << 60)) + b"x")
-    assert text == f"cannot allocate {48 + (1 << 60)} bytes for a message of the peer"
+    assert text == (f"cannot allocate {48 + (1 << 60)} bytes for a message of the peer: try again "
+                    "later")
     text = refusal(limits, chunk(0, 13 + 48 + (1 << 60), 0, b"x"))
     assert "cannot allocate" in text
 
