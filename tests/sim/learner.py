@@ -154,12 +154,15 @@ class SimLearner:
     def received(self, connection, link: Link, stream: int, data: bytes) -> None:
         if link is not self.link or self.session.error is not None:
             return
+        newest = max(self.session.versions)
         try:
             for inbound in self.taken(connection, stream, data):
                 if inbound.msg_type == Msg.BCAST_FRAGMENT:
                     self.init_sent = True  # the run has begun: everything has its first value
                 elif inbound.msg_type == Msg.WELCOME:
                     check_welcome(self.fleet, self.session, inbound.message)
+                    if newest > max(self.session.versions):
+                        self.fleet.marks.add("a lost run was begun anew")
                     self.opened(link)
                 elif inbound.msg_type == Msg.NOTICE:
                     self.fleet.marks.add("a notice has come")
@@ -321,13 +324,23 @@ class SimLearner:
 
     def ghost(self) -> None:
         """A connection that it has given up: only now its HELLO comes, and nothing after it."""
-        if self.link is None:
-            return
+        if self.link is not None:
+            self.world.after(1 * SECOND, self.second_wire().vanish, self.session.heartbeat(),
+                             self.world.between(10, 50_000) * MS)
+
+    def mute(self) -> None:
+        """Somebody says that he is this learner, and neither speaks after that nor reads."""
+        if self.link is not None:
+            wire = self.second_wire()
+            wire.pause()
+            self.world.after(self.world.between(100, 60_000) * MS, wire.close)
+
+    def second_wire(self) -> Wire:
+        """Beside its own, with a HELLO that nobody has seen before."""
         hello = self.fleet.hello(self.learner, self.world.rng.getrandbits(64) | 1)
         wire = Wire(self.fleet.network, 0, lambda data: None, lambda: None)
         wire.write(encode_hello(hello, self.fleet.key))
-        self.world.after(1 * SECOND, wire.vanish, self.session.heartbeat(),
-                         self.world.between(10, 50_000) * MS)
+        return wire
 
     def leave(self) -> None:
         self.redial_s = 30

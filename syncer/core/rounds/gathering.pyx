@@ -189,9 +189,7 @@ cdef class Gathering(Ground):
         return contribution._replace(weight=most * contribution.discount)
 
     cdef int pull(self, Round round, tuple members) except -1:
-        if round.asking:
-            for key in members:
-                round.asked(key[0])
+        round.pulled(members, self.now_ns)
         return self.emit(act.Pull(members, round.fragment, round.step, round.attempt))
 
     # ---- close, quorum timeout -----------------------------------------------------------------
@@ -274,7 +272,8 @@ cdef class Gathering(Ground):
         cdef list missing = []
         for member in self.members.launchable():
             slot = round.slots[member.learner]
-            if slot.push is None:
+            if slot.push is None and (
+                    self.now_ns >= slot.pulled_ns + self.policy.quorum_timeout_ns):
                 missing.append(member.key)
         round.quorum_deadline_ns = self.now_ns + self.policy.quorum_timeout_ns
         fields["pulled"] = [key[0] for key in missing]

@@ -28,7 +28,7 @@ delta of one learner count once.
 
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.deadlines cimport NEVER
-from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.membership cimport LONG_AGO, Member
 from syncer.core.rounds.policy cimport MILLION, Policy
 
 cdef long long ASK_NS = 250_000_000              # until a refused member is asked again,
@@ -41,6 +41,7 @@ cdef class Slot:
     def __cinit__(self, Member member):
         self.member = member
         self.again_ns = NEVER
+        self.pulled_ns = LONG_AGO
 
 
 cdef class Round:
@@ -173,6 +174,16 @@ cdef class Round:
             slot.pause_ns = min(max(2 * slot.pause_ns, ASK_NS), ASK_MAX_NS)
             slot.again_ns = now_ns + slot.pause_ns
             self.asking[slot.member.learner] = slot
+        return 0
+
+    cdef int pulled(self, tuple members, long long now_ns) except -1:
+        """These members of E are asked for it now."""
+        cdef Slot slot
+        for learner, _ in members:
+            slot = self.slots[learner]
+            slot.pulled_ns = now_ns
+            if self.asking:
+                self.asked(learner)
         return 0
 
     cdef int asked(self, Py_ssize_t learner) except -1:
