@@ -220,13 +220,16 @@ class Fleet:
             self.marks.add("started again by a supervisor")
 
     def roll_back(self, step: int) -> None:
-        """Learners keep anchors that this history has not got: somebody starts them again, too."""
+        """Learners keep anchors that this history has not got: somebody starts those again, too,
+        that cannot know."""
         self.marks.add("rolled back")
         self.other_history = True
         self.history.shown_step = step
         soon = self.config.learner_budget_steps is not None  # reports what it did before
         for learner in self.learners:
-            operator.start_again(learner, 0 if soon else self.world.rng.random() * 20 * SECOND)
+            if soon or learner.is_left_behind:
+                operator.start_again(
+                    learner, 0 if soon else self.world.rng.random() * 20 * SECOND)
 
     def check_resumed(self, state: dict[str, Any] | None) -> None:
         """13: what is on the disk is one cut of this run, and with every step saved the newest."""

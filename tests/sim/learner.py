@@ -107,10 +107,12 @@ class SimLearner:
         if wrong == "contract" and not fleet.model_is_fixed:
             wrong = None                          # it would be what fixes the session
         self.misconfigured = wrong is not None
+        introduction = None if self.eager else introduction_of(
+            fleet, self.learner, bytes(32) if wrong == "contract" else None)
+        self.introduced = introduction is not None
         self.session = (EagerSession if self.eager else Session)(
             fleet.layout, fleet.fingerprint, learner=self.learner, dtype=fleet.dtype,
-            introduction=None if self.eager else introduction_of(
-                fleet, self.learner, bytes(32) if wrong == "contract" else None),
+            introduction=introduction,
             num_streams=self.settings["streams"], compat_group=fleet.group,
             contract=bytes(32) if wrong == "contract" else fleet.contract,
             profile_hash=bytes(32) if wrong == "profile" else fleet.profile,
@@ -189,6 +191,11 @@ class SimLearner:
                 if self.session.accept(connection, inbound):
                     found.append(inbound)
         return found
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether somebody must start it again when the server has begun anew: it cannot know."""
+        return self.done or not self.introduced
 
     def restart_if(self, process: int) -> None:
         if process == self.process and not self.done:
