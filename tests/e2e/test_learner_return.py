@@ -26,10 +26,18 @@ def join(port: int, learner: int) -> Learner:
                    fragments=FRAGMENTS, num_streams=2)
 
 
-def train(learners: list[Learner], version: int) -> None:
-    """Until a fragment of every learner has this version."""
-    until(lambda: min([max(each.step(1).versions) for each in learners]) >= version,
-          f"step {version}")
+def train(learners: list[Learner], step: int) -> None:
+    """Until every learner has answered the pull of a step, and none a later one."""
+    left = list(learners)
+
+    def answered(learner: Learner) -> bool:
+        return any(found == step for _, found in learner.step(1).answered)
+
+    def all_answered() -> bool:
+        left[:] = [each for each in left if not answered(each)]
+        return not left
+
+    until(all_answered, f"step {step}")
 
 
 def settled(learners: list[Learner]) -> list[int]:
@@ -58,7 +66,7 @@ def returned(learners: list[Learner], before: list[int | None]) -> None:
 def test_who_comes_back_is_sent_what_it_has_not_got_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr("syncer.learner.client.backoff_s", lambda attempt: 0.05)
     flags = ("--checkpoint-path", str(tmp_path / "c"), "--checkpoint-every", "1", "--quorum",
-             str(LEARNERS), "--sync-interval-steps", "0", "--run", "blue")
+             str(LEARNERS), "--sync-interval-steps", "0", "--pipeline", "1", "--run", "blue")
     with ServerProcess(tmp_path, *flags, learners=LEARNERS, steps=STEPS) as server:
         learners = [join(server.port, learner) for learner in range(LEARNERS)]
         train(learners, 3)
