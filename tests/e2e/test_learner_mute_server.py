@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from syncer.errors import SyncerError
-from syncer.learner import ConnectionFailed, greeting, initial_values
+from syncer.learner import ConnectionFailed, initial_values
 from syncer.learner import client as client_module
 from syncer.learner import learner as learner_module
 from syncer.learner import news as news_module
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
-from syncer.learner.dialing import dial
+from syncer.learner.dialing import Dialer
 from syncer.learner.introduction import Introduction
 
 from .clients import client_threads, make_session
@@ -145,16 +145,16 @@ def test_a_constructor_ends_at_its_limit_whatever_the_number_of_sockets(monkeypa
 
 def test_sockets_that_are_dialed_one_after_the_other_share_the_limit(monkeypatch):
     """Each takes 10 s of a clock of the test."""
-    now, given = [0.0], []
+    now, given, dial = [0.0], [], Dialer.dial
 
-    def slow(address, timeout_s: float):
+    def slow(dialer: Dialer, timeout_s: float) -> socket.socket:
         given.append(timeout_s)
         now[0] += 10.0
-        return dial(address, DEADLINE_S)
+        return dial(dialer, DEADLINE_S)
 
     with ScriptedServer() as server:
         client = Client(make_session(num_streams=3), server.address)
-        monkeypatch.setattr(greeting, "dial", slow)
+        monkeypatch.setattr(Dialer, "dial", slow)
         monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
         group = client._connect(30.0, 25.0)
         monkeypatch.undo()
