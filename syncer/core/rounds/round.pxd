@@ -37,6 +37,7 @@ cdef class Round:
     cdef readonly long long patience_ns      # from launch to there, of this attempt
     cdef readonly bint outrun                # in this attempt: an answer to an earlier one came
     cdef readonly long long quorum_ns        # when quorum was first seen
+    cdef readonly long long verdict_ns       # before that it just waits; 0: it has changed
     cdef readonly long long grace_deadline_ns
     cdef readonly long long grace_ns
     cdef readonly list released              # ids whose slot left E
