@@ -44,8 +44,9 @@ MEANINGS = {
         "`last_step`; with yeto-v3 that is `short` merges too early, unless --total-steps is "
         "raised (rule 1.8)",
     "learners of before may stand still: the format has no place for the steps that would be added":
-        "yeto-v3 and a run of fewer than `steps` further steps: raise --total-steps by them, or "
-        "start learners anew that dropped their connection to a later step",
+        "yeto-v3 and a run of fewer than `steps` further steps: `added` are enough if at most one "
+        "save has failed; otherwise raise --total-steps by them, or start learners anew whose "
+        "pushes are refused as `FutureBase`",
     "the end in order could not be noted: a resumed run will count on from a larger step":
         "the `.epoch` file could not be written; see rule 1.11",
     "a call for the checkpoint was tried again":
@@ -71,6 +72,8 @@ MEANINGS = {
     "reader connected":
         "somebody is sent cuts of the run and gives nothing to it; `readers` are there now",
     "reader has a cut": "the parameters after this step are with its kernel",
+    "reader waits for its turn":
+        "learners, and readers that were there before, are sent theirs first",
     "reader left": "its connection has ended, after so many `cuts`",
     "connection refused": "a socket was turned away, and told why",
     "learner has introduced itself":
@@ -85,7 +88,9 @@ MEANINGS = {
         "out of descriptors or memory; those who are in go on",
     "the system failed a connection":
         "a system call for it was refused, `error` says why; it ends and nobody else",
-    "memory of this run at most": "in MiB, the sum and its parts (server.md), beside the process",
+    "memory of this run at most":
+        "in MiB, the sum and its parts (server.md), beside the process; `with_readers`: with all "
+        "of --max-readers, each slower than the rounds",
     "learner connected":
         "a HELLO was accepted; the run's step, and what was merged of this learner before",
     "data sockets that a HELLO declared have not come":
@@ -176,8 +181,6 @@ MEANINGS = {
     "final state not written":
         "learners get the final cut all the same; then the run ends with status 1",
     "final acknowledgement ignored: too early": "a learner said it had what was never sent",
-    "a learner has a final cut that this run is not at: it is to be started again":
-        "somebody went back to an earlier checkpoint, or asked for more steps (rule 12.9)",
     "final acknowledgement ignored: not of this final cut": "of another step or connection",
     "the final cut waits for learners that contributed before":
         "the run was resumed after its last step, and they may be about to dial again",

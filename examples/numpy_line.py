@@ -29,7 +29,8 @@ def train_step() -> int:
     return len(inputs)
 
 
-with Learner(parameters, address, learner_id=learner_id, dtype="f32", fragments=2) as learner:
+with Learner(parameters, address, learner_id=learner_id, run="line", dtype="f32",
+             fragments=2) as learner:
     while not learner.step(tokens=train_step()).finished:
         pass
     learner.finish()  # the merged model, to the bit

@@ -49,6 +49,19 @@ def at_end(facts: Facts, total_steps: int) -> bool:
     return facts.step - facts.lineage.renumbered >= total_steps
 
 
+def scant_raise(facts: Facts, beside: EpochFile | None, every: int, room: int,
+                wanted: int | None) -> int:
+    """What to add where the end comes before `raise_of`: enough for a process whose saves have all
+    gone well but one; 0 where there is no room for that either, or an operator has said how much.
+    """
+    if wanted is not None:
+        return 0
+    fragments = len(facts.versions)
+    every = every if beside is None else beside.every
+    least = -(-(2 * every + fragments) // fragments) * fragments
+    return least if least <= room else 0
+
+
 def raise_of(facts: Facts, beside: EpochFile | None, *, every: int, total_steps: int,
              wanted: int | None = None) -> Raise:
     """What a run that is resumed from the file of these facts has to add.

@@ -1,15 +1,18 @@
 """How a server is dialed: its address, one connection, how long to wait before the next one.
 
-Must not know a session, or wait itself.
+Must not know a session, or wait longer than it was told to.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import secrets
 import socket
+import threading
+import time
 from ipaddress import ip_address
 from typing import Any, TypeAlias
 
@@ -17,6 +20,8 @@ from syncer import tcp
 from syncer.errors import ConfigError
 
 BACKOFF_MAX_S = 30.0
+ONE_ADDRESS_MIN_S = 0.1
+"""An address has so long at least, whatever was left."""
 
 
 Place: TypeAlias = tuple[str, int] | str
@@ -81,47 +86,82 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _connect(address: Place, timeout_s: float, local: str | None) -> socket.socket:
-    if isinstance(address, str):
-        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        return _connected(connected, address, timeout_s)
-    if local is None or _is_address(local):
-        return socket.create_connection(address, timeout_s, None if local is None else (local, 0))
-    failure = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for family, kind, _, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
-        connected = socket.socket(family, kind)
+class Lookup(threading.Thread):
+    """Asks the system what a name means. That takes as long as resolvers take, and nothing ends it:
+    so it is a thread of its own, and whoever asks waits as long as he likes."""
+
+    def __init__(self, address: tuple[str, int]):
+        super().__init__(daemon=True, name="syncer-lookup")
+        self.address = address
+        self.found: list[Any] = []
+        self.error: OSError | None = None
+
+    def run(self) -> None:
         try:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, local.encode() + b"\0")
-            return _connected(connected, where, timeout_s)
+            self.found = socket.getaddrinfo(*self.address, type=socket.SOCK_STREAM)
         except OSError as error:
-            connected.close()
-            failure = error
-    raise failure
+            self.error = error
 
 
-def _connected(sock: socket.socket, address: Any, timeout_s: float) -> socket.socket:
-    try:
-        sock.settimeout(timeout_s)
-        sock.connect(address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+_lookups: dict[tuple[str, int], Lookup] = {}
+"""The last one of each name: one that hangs is waited for again, and no second one is made."""
+
+
+def resolve(address: tuple[str, int], timeout_s: float) -> list[Any]:
+    """Entries as of `socket.getaddrinfo`, at least one; raises `OSError`."""
+    with contextlib.suppress(socket.gaierror):  # numbers need no resolver
+        return socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    lookup = _lookups.get(address)
+    if lookup is None or not lookup.is_alive():
+        lookup = _lookups[address] = Lookup(address)
+        try:
+            lookup.start()
+        except RuntimeError:
+            raise OSError(errno.EAGAIN, f"no thread to look {address[0]} up in") from None
+    lookup.join(timeout_s)
+    if lookup.is_alive():
+        raise TimeoutError(f"the name {address[0]} was not resolved within {timeout_s:.3g} s; look "
+                           "at the resolver of this machine, or give a number")
+    if lookup.error is not None:
+        raise lookup.error
+    return lookup.found
 
 
 def dial(address: Place, timeout_s: float, local: str | None = None) -> socket.socket:
     """A connected socket with the options of the protocol; raises `OSError`. local: the address or
-    interface of this machine to dial from."""
-    connected = _connect(address, timeout_s, local)
+    interface of this machine to dial from. All within this time: the name is looked up, and each of
+    its addresses has a share of what is left then."""
+    if isinstance(address, str):
+        return _connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), address, timeout_s)
+    until = time.monotonic() + timeout_s
+    failures = []
+    found = resolve(address, timeout_s)
+    for tried, (family, kind, protocol, _, place) in enumerate(found):
+        share_s = max((until - time.monotonic()) / (len(found) - tried), ONE_ADDRESS_MIN_S)
+        try:
+            return _connected(socket.socket(family, kind, protocol), place, share_s, local)
+        except OSError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _connected(sock: socket.socket, place: Any, timeout_s: float,
+               local: str | None = None) -> socket.socket:
     try:
-        if isinstance(address, tuple) and connected.getsockname() == connected.getpeername():
+        sock.settimeout(timeout_s)
+        if local is not None and _is_address(local):
+            sock.bind((local, 0))
+        elif local is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, local.encode() + b"\0")
+        sock.connect(place)
+        if not isinstance(place, str) and sock.getsockname() == sock.getpeername():
             # On loopback, dialing a free port can connect a socket to itself.
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        tcp.configure(connected)
+        tcp.configure(sock)
     except BaseException:
-        connected.close()
+        sock.close()
         raise
-    return connected
+    return sock
 
 
 def fresh_generation(last: int | None) -> int:

@@ -89,9 +89,9 @@ class Introduction:
                     raise RunLost(
                         f"the run is lost: another server answers, which begins at step 0, and "
                         f"this learner holds version {newest}. If there is a checkpoint, stop that "
-                        "server and start it with --checkpoint-path and --resume; else start the "
-                        "learners again to begin anew, or give them on_lost_run=\"reseed\", with "
-                        "which learner 0 brings what it has")
+                        "server and start it with --checkpoint-path and --resume auto; else start "
+                        "the learners again to begin anew, or give them on_lost_run=\"reseed\", "
+                        "with which learner 0 brings what it has")
             elif welcome.epoch < epoch or (another and welcome.epoch == epoch):
                 raise RunMismatch(
                     f"an older server of this run answers: its epoch is {welcome.epoch}, and this "

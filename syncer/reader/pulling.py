@@ -1,8 +1,8 @@
 """Cuts of a live run, one after the other: dials, reads, dials again; must not write a file.
 
 One thread, one socket, and one cut in memory beside the one that comes in. It sends its HELLO and
-nothing after it. A link that drops is dialed again after a random part of 3, 6, 12, 24, 30, ... s,
-as learners do, so that a server that comes back does not meet all at once.
+nothing after it. A link that drops is dialed again after a random part of 3, 6, 12, 20, 20, ... s,
+so that a server that comes back does not meet all at once. Whoever has the final cut is done.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from syncer.errors import ConfigError, RemoteProtocolError, SyncerError
 from syncer.kernels import decode_bf16, encode_bf16
-from syncer.learner.dialing import BACKOFF_MAX_S, backoff_s, dial, jitter, parse_address
+from syncer.learner.dialing import backoff_s, dial, jitter, parse_address
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPES, RunState
 from syncer.reader.cut_session import (
     ReaderSession,
@@ -27,8 +27,10 @@ from syncer.reader.cut_session import (
 )
 from syncer.wire.extended import NoticeText, SessionLayout, Welcome
 
-DIAL_S = 20.0
-"""Longest single try."""
+DIAL_S = 10.0
+"""Longest single try, and"""
+PAUSE_MAX_S = 20.0
+"""longest time between two: so there is a line every 30 s at least."""
 QUIET_S = 10.0
 """So long nothing comes before it is said what is waited for, and"""
 SAY_AGAIN_S = 30.0
@@ -119,11 +121,11 @@ class Pulling:
         self.timeout_s, self.say, self.progress = timeout_s, say, progress
         self.clock, self.pause = clock, pause
         self.heard = clock()
-        """When something came last."""
+        """When something came last, other than word of what the run waits for."""
         self.said = self.heard
         self.attempt = 0
         self.last: LiveCut | None = None
-        self.waits_for = "a connection"
+        self.waits_for = "waiting for a connection"
 
     def __iter__(self) -> Iterator[LiveCut]:
         self.heard = self.said = self.clock()
@@ -136,6 +138,8 @@ class Pulling:
                             return
                     return
             except (OSError, Lost) as error:
+                if self.last is not None and self.last.is_final:
+                    return
                 self._again(str(error) if isinstance(error, Lost) or not error.strerror
                             else error.strerror)
             except RemoteProtocolError as error:
@@ -146,12 +150,14 @@ class Pulling:
         """Its cuts, until the server says that there will be none. Raises Lost."""
         session = ReaderSession(self.dtype, follows=self.follow, run=self.run)
         sock.sendall(session.hello(secrets.randbits(64) | 1, self.key))
-        self.waits_for = "a word of the server"
+        self.waits_for = "waiting for a word of the server"
         came = 0
         while True:
             count = self._receive(sock, session.buffer())
             came += count
+            only_notices: bool | None = None
             for found in session.received(count):
+                only_notices = isinstance(found, NoticeText) and only_notices is not False
                 if isinstance(found, ReceivedCut):
                     came, cut = 0, self._cut(session, found)
                     if cut is not None:
@@ -164,6 +170,8 @@ class Pulling:
                     return
                 else:
                     self._told(found)
+            if not only_notices:
+                self.heard = self.said = self.clock()
             if session.bytes_expected:
                 self.progress(min(came, session.bytes_expected), session.bytes_expected)
 
@@ -179,19 +187,18 @@ class Pulling:
                 continue
             if not count:
                 raise Lost("the server closed the connection")
-            self.heard = self.said = self.clock()
             return count
 
     def _told(self, found: Welcome | SessionLayout | NoticeText | Refused) -> None:
         if isinstance(found, Refused):
             self._refused(found.text)
         elif isinstance(found, NoticeText):
-            self.waits_for = found.text
+            self.waits_for = f"{self.address} says: {found.text}"
         elif isinstance(found, Welcome):
             self._check_welcome(found)
             self.attempt = 0
             named = f"run {found.run}" if found.run else "a run"
-            self.waits_for = (
+            self.waits_for = "waiting for " + (
                 f"{named} to begin: its learners ({found.learners}) bring the model"
                 if found.state is RunState.WAITING else
                 f"a cut of {named} at step {found.global_step} of {found.total_steps}")
@@ -226,7 +233,7 @@ class Pulling:
         assert session.layout is not None  # no cut comes before them
         assert session.welcome is not None
         last = self.last
-        self.waits_for = "the next cut"
+        self.waits_for = "waiting for the next cut"
         self.last = LiveCut(found.step, in_dtype(found, self.dtype), self.dtype, session.layout,
                         session.welcome, found.is_final)
         if last is not None and last.step == found.step and last.is_final >= found.is_final:
@@ -242,8 +249,8 @@ class Pulling:
             return most_s
         left_s = self.heard + self.timeout_s - self.clock()
         if left_s <= 0:
-            raise PullFailed(f"nothing came from {self.address} for {self.timeout_s:g} s; "
-                             f"still waiting for {self.waits_for}")
+            raise PullFailed(f"nothing of a cut came from {self.address} for "
+                             f"{self.timeout_s:g} s; {self.waits_for}")
         return min(most_s, left_s)
 
     def _quiet(self) -> None:
@@ -251,15 +258,25 @@ class Pulling:
         now = self.clock()
         if now - self.said >= (QUIET_S if self.said == self.heard else SAY_AGAIN_S):
             self.said = now
-            self.say(f"waiting for {self.waits_for}; nothing came for {now - self.heard:.0f} s")
+            self.say(f"{self.waits_for}; nothing of a cut came for {now - self.heard:.0f} s")
 
     def _again(self, reason: str) -> None:
         """Wait a part of the back-off, and no longer than there is patience."""
-        wait_s = jitter(min(3.0 * backoff_s(self.attempt), BACKOFF_MAX_S))
+        wait_s = jitter(min(3.0 * backoff_s(self.attempt), PAUSE_MAX_S))
         self.attempt += 1
-        self.waits_for = f"a connection ({reason})"
-        self.say(f"{self.address}: {reason}; dialing again in {wait_s:.1f} s")
+        self.waits_for = f"waiting for a connection ({reason})"
+        self.say(f"{self.address}: {reason}; dialing again in {wait_s:.1f} s{self._away()}")
         self.pause(self._patience(max(wait_s, 0.05)))
+
+
+    def _away(self) -> str:
+        """For whoever reads that it is dialing still: nobody tells it that a run is over."""
+        away_s, last = self.clock() - self.heard, self.last
+        if away_s < SAY_AGAIN_S or self.timeout_s is not None:
+            return ""
+        where = f" (the last cut is that of step {last.step})" if last is not None else ""
+        return (f"; away for {away_s:.0f} s{where}: if its run is over, end this program; "
+                "it gives up by itself with a limit (timeout_s, --timeout-s)")
 
 
 def cuts(address: str, *, dtype: str = "f32", run: str | None = None, key: bytes | None = None,

@@ -94,6 +94,13 @@ def memory_parts(config: Config, layout: Layout, dtype: int) -> dict[str, int]:
     }
 
 
+def readers_max(config: Config, layout: Layout) -> int:
+    """Beside these parts, when all the readers that may come are slow: of each fragment of a cut
+    one version for each of them, and bf16 bytes of the one in hand."""
+    in_f32 = [in_pool(fragment.numel) for fragment in layout.fragments]
+    return config.max_readers * (sum(in_f32) + max(in_f32) // 2 + SOCKET_BYTES)
+
+
 def depth_of(config: Config, fragments: int) -> int:
     """Rounds in flight at most."""
     return min(max(config.pipeline, 1), fragments)
@@ -107,7 +114,8 @@ def pushes_max(config: Config, layout: Layout) -> int:
     return config.learners * sum(at_once) + max(in_f32)
 
 
-def in_mib(parts: dict[str, int]) -> dict[str, int]:
-    """The sum and the parts in MiB, rounded up, as they are told."""
+def in_mib(parts: dict[str, int], readers: int) -> dict[str, int]:
+    """The sum and the parts in MiB, rounded up, as they are told; and the sum with readers."""
     whole = {name: -(-size // MIB) for name, size in parts.items()}
-    return {"mib": sum(whole.values()), **whole}
+    total = sum(whole.values())
+    return {"mib": total, **whole, "with_readers": total - (-readers // MIB)}

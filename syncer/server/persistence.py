@@ -176,7 +176,7 @@ class Persistence:
         if resumption.unfit:
             self.log.warning("learners of before may stand still: the format has no place for the "
                              "steps that would be added", steps=resumption.unfit,
-                             total_steps=config.total_steps)
+                             added=resumption.raised, total_steps=config.total_steps)
         if resumption.written_first:
             cut = Cut(replace(facts, profile_hash=config.saved_profile_hash,
                               optimizer=self.optimizer), list(self.loaded))

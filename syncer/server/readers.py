@@ -19,6 +19,7 @@ final cut (rule 15.6).
 rule 14.12. What a reader says of a model is not looked at: it has none. It proves the key as a
     learner does, with a generation that nobody has used, or whoever has recorded its HELLO could
     read the parameters.
+rule 16.5. Who reads sees as little as a learner does of why nothing comes.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from syncer.server.group import Group, Reports
 from syncer.server.introducing import greeting
 from syncer.server.log import Log
 from syncer.server.run_session import RunSession
+from syncer.server.seen import EverSeen
+from syncer.server.telling import PacedNotices
 from syncer.server.wire_version import Source, WireVersion
 from syncer.steps import fragment_of, version_at
 from syncer.wire.encode import bcast_head, encode_error, encode_manifest, encode_shutdown
@@ -120,6 +123,11 @@ class ReaderGroup(Group):
     def __init__(self, channel: Channel, hello: Hello, reader: Reader):
         super().__init__(channel, hello, reader, limits=Limits.for_reader_group())
         self.drained: Callable[[], bool] = reader.drained
+
+    @property
+    def extended(self) -> bool:
+        """Nobody reads who has not said so in a block."""
+        return True
 
     def pump(self) -> None:
         """As of any group; who cannot be sent a version for want of memory is ended."""
@@ -217,12 +225,15 @@ class Readers:
     """
 
     def __init__(self, host: WatchedRun, config: Config, log: Log, capacity: Capacity,
+                 *, notices: PacedNotices,
                  say_farewell: Callable[[list[Channel], Channel, list[bytes]], None]):
         self.host, self.config, self.log = host, config, log
-        self.capacity, self.say_farewell = capacity, say_farewell
+        self.capacity, self.notices, self.say_farewell = capacity, notices, say_farewell
         self.open: dict[Reader, None] = {}
-        self.generations: set[int] = set()
-        """Of all that were ever let in: a HELLO that somebody has recorded is no key (rule 2.2)."""
+        self.generations = EverSeen()
+        """Of all that were ever let in: a HELLO that somebody has recorded is no key."""
+        self.said_count = 0
+        """Of the waits of the run that were said, those that readers were told of."""
         self.step = 0
         """Of the newest cut that was looked at."""
 
@@ -243,7 +254,8 @@ class Readers:
                                       + ("; try again later" if limit else ""))
         if claim.generation in self.generations:
             raise RemoteProtocolError(f"duplicate connection generation {claim.generation} of a "
-                                      "reader: draw a new one for every connection")
+                                      "reader, or one that looks so: draw a new one for every "
+                                      "connection, and try again later with that")
         if not self.capacity.has_room(1):
             raise RemoteProtocolError(
                 "this syncer has no room for one more socket of a reader within its "
@@ -275,6 +287,7 @@ class Readers:
         group.outbox.frame(greeting(self.config, self.host.lineage, scheduler.global_step,
                                     RUN_STATES.get(scheduler.phase, RunState.FINISHING)))
         group.pump()
+        self._tell_wait(reader)
         self._serve(reader)
         return group
 
@@ -290,6 +303,7 @@ class Readers:
         """Its connection has ended."""
         del self.open[reader]
         self.capacity.promise(-1)
+        self.notices.leave(reader.group)
         if self.host.session is not None:
             self.session.outgoing.catchups.leave(reader.group)
         self.log.info("reader left", peer=reader.group.control.peer, reason=reason,
@@ -301,6 +315,10 @@ class Readers:
     # ------------------------------------------------------------------------------- what they get
     def look(self) -> None:
         """The run may have gone on: versions, the start, the end."""
+        if self.said_count != self.host.scheduler.said_count:
+            self.said_count = self.host.scheduler.said_count
+            for reader in list(self.open):
+                self._tell_wait(reader)
         if not self.open or self.host.session is None:
             return
         store, fragments = self.session.merging.store, self._fragments
@@ -314,6 +332,13 @@ class Readers:
         self.step = newest
         for reader in list(self.open):
             self._serve(reader)
+
+    # rule 16.5
+    def _tell_wait(self, reader: Reader) -> None:
+        """Whoever waits for a cut waits for what the run waits for."""
+        wait = self.host.scheduler.told_wait()
+        if wait is not None and not (reader.is_served or reader.is_ending):
+            self.notices.say(reader.group, *wait)
 
     @property
     def _fragments(self) -> int:

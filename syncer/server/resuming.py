@@ -19,7 +19,7 @@ from syncer.checkpoint.facts import SAFETENSORS, Facts
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.lineage import Origin
 from syncer.checkpoint.reader import Checkpoint, Loaded
-from syncer.checkpoint.renumbering import raise_of
+from syncer.checkpoint.renumbering import raise_of, scant_raise
 from syncer.checkpoint.resume import check_resumable
 from syncer.config import Config
 from syncer.errors import CheckpointError, CheckpointMismatch
@@ -123,7 +123,8 @@ class Resumption(NamedTuple):
     written_first: bool = False
     """Whether a file of the raised steps must stand before anybody hears of them."""
     unfit: int = 0
-    """Added to the steps this would have been safe; the run has not so many left."""
+    """Added to the steps this would have been safe; the run has not so many left, and what was
+    added is enough unless saves have failed."""
 
     @property
     def raised(self) -> int:
@@ -167,8 +168,10 @@ def _resumption(facts: Facts, beside: EpochFile | None, config: Config, origin: 
         beside = beside._replace(renumbered=0)
     found = raise_of(facts, beside, every=every_of(config), total_steps=config.total_steps,
                      wanted=config.renumber)
-    unfit = found.by if not lasting and facts.step + found.by >= config.total_steps else 0
-    by = found.by - unfit
+    by, unfit = found.by, 0
+    if not lasting and facts.step + by >= config.total_steps:
+        room = config.total_steps - facts.step - 1
+        by, unfit = scant_raise(facts, beside, every_of(config), room, config.renumber), by
     lineage = facts.lineage.resumed(facts.step, 0 if beside is None else beside.epoch, origin)
     lineage = lineage.raised(by)
     if not lasting:

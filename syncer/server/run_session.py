@@ -29,7 +29,7 @@ from syncer.server.ingest import Ingest, Intake
 from syncer.server.introducing import take_records, welcome
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
-from syncer.server.memory import in_mib, memory_parts, pushes_max
+from syncer.server.memory import in_mib, memory_parts, pushes_max, readers_max
 from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
@@ -64,6 +64,7 @@ class Parts(NamedTuple):
     persistence: Persistence
     door: Door
     farewells: Farewells
+    notices: PacedNotices
     handle: Callable[[events.Event], None]
     """Takes events for the scheduler."""
 
@@ -90,7 +91,7 @@ class RunSession:
         if bf16:
             check_as_bf16(parts.persistence.loaded)
         self.merging.resume(parts.persistence.take_loaded(), parts.persistence.lineage.renumbered)
-        self.notices, self.reports = PacedNotices(loop), ReportBook(loop)
+        self.notices, self.reports = parts.notices, ReportBook(loop)
         self.ingest = Ingest(self.workers, self.pool, config.merge_threads, handle=handle,
                              left=self._left, say_farewell=parts.farewells.say,
                              report=self.reports.take, keep_wire=config.late_carry)
@@ -104,7 +105,8 @@ class RunSession:
         self.pool.spare_bytes_max = self.pool.bytes_max = most
         self.outgoing.pool.spare_bytes_max = 4 * hello.layout.largest  # two bf16 bodies
         parts.log.info("memory of this run at most",
-                       **in_mib(memory_parts(config, hello.layout, hello.dtype)))
+                       **in_mib(memory_parts(config, hello.layout, hello.dtype),
+                              readers_max(config, hello.layout)))
 
     def owners(self) -> Owners:
         """Who carries out the actions that need a session."""
@@ -291,7 +293,6 @@ class RunSession:
             look.cancel()
         for promised in self.promised.values():
             promised.cancel()
-        self.notices.close()
         self.workers.close()
         self.merging.close()
 

@@ -35,6 +35,7 @@ from syncer.server.readers import Readers, names_of
 from syncer.server.run_session import Parts, RunSession
 from syncer.server.system import Signals, System
 from syncer.server.tape import Recorder, Tape
+from syncer.server.telling import PacedNotices
 from syncer.server.unix_place import UnixPlace
 from syncer.streams import complain
 from syncer.tcp import UNIX
@@ -112,7 +113,9 @@ class Server:
             actions.Notice: lambda action: None,  # nobody is there: the log has it
         }, watch or (InvariantsWatch() if self.system.checks() else None))
         self.session: RunSession | None = None
-        self.readers = Readers(self, config, self.log, self.capacity, self.farewells.say)
+        self.notices = PacedNotices(self.loop)
+        self.readers = Readers(self, config, self.log, self.capacity,
+                               notices=self.notices, say_farewell=self.farewells.say)
         self.driver.carried_out = self.readers.look
         self.is_broken = False
         self.pins = Pins(config.profile_hash, config.require_profile_binding,
@@ -190,10 +193,12 @@ class Server:
     def identity_refusal(self, claim: Claim) -> str | None:
         """Text of the ERROR for a HELLO that does not belong to this run, else None. What no run of
         this server would take ends nothing but its connection."""
-        refusal = identity_refusal(self.identity, claim, self.pins)
+        run = self.persistence.lineage.run
+        pins = self.pins._replace(known_run=run)
+        refusal = identity_refusal(self.identity, claim, pins)
         resumed = self.persistence.identity
-        if refusal is not None and resumed is not None and pins_refusal(claim, self.pins) is None:
-            resumed = resumed.of_run(self.persistence.lineage.run)
+        if refusal is not None and resumed is not None and pins_refusal(claim, pins) is None:
+            resumed = resumed.of_run(run)
             misfit = mismatch(resumed, claim)
             if misfit is not None and not is_of_another_run(resumed, claim):
                 self.handle(events.Misfit(misfit))
@@ -207,7 +212,7 @@ class Server:
         """The first HELLO that belongs to the run makes the session. Raises `ConfigError`."""
         self.session = RunSession(hello, identity, Parts(
             self.config, self.loop, self.workers, self.log, self.recorder, self.persistence,
-            self.door, self.farewells, self.driver.handle))
+            self.door, self.farewells, self.notices, self.driver.handle))
         self.driver.add_owners(self.session.owners())
         try:
             self.persistence.check_space([f.numel for f in hello.layout.fragments])
@@ -372,6 +377,7 @@ class Server:
             group.outbox.drop()                   # what a peer that is gone would not take
             for channel in group.channels:
                 channel.close()
+        self.notices.close()
         self.workers.close()
         self.persistence.close(self.driver.scheduler.global_step)
         if self.session is not None:

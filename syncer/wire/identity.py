@@ -82,6 +82,9 @@ class Pins(NamedTuple):
     """The identity that every contract must be made from, see `rl_contract`."""
     run: str | None = None
     """The name that every contract must be made with, see `run_contract`."""
+    known_run: str | None = None
+    """The name that the run has by its checkpoint or its first learner: who says none, as learners
+    of protocol 4 do, is taken to mean it."""
 
 
 def identity_refusal(
@@ -165,7 +168,7 @@ def _contract_refusal(hello: Hello | Claim, pins: Pins) -> str | None:
         base = rl_contract(hello.fingerprint, pins.island)
     else:
         base = hello.fingerprint if claim is None else claim.base
-    name = pins.run or (None if claim is None else claim.name)
+    name = pins.run or (pins.known_run or None if claim is None else claim.name)
     expected = base if name is None else run_contract(base, name)
     if hello.contract == expected:
         return None

@@ -204,8 +204,8 @@ class Said(list):
 
 def persistence(path, *, resume=True, every=8, **more):
     """(a Persistence, the lines of its log)."""
-    config = Config(learners=1, total_steps=T, checkpoint_path=str(path), checkpoint_every=every,
-                    resume=resume, **more)
+    config = Config(**{"total_steps": T, **more}, learners=1, checkpoint_path=str(path),
+                    checkpoint_every=every, resume=resume)
     said = Said()
     return Persistence(config, Log("debug", "json", said),
                        origin=lambda: Origin(0x77, 1000)), said
@@ -329,13 +329,18 @@ def test_a_format_without_a_place_for_the_sum_is_written_first(tmp_path):
     store.close()
 
 
-def test_a_run_without_room_for_the_sum_goes_on_as_it_is_and_says_so(tmp_path):
+@pytest.mark.parametrize(("room", "added"), [(21, 21), (20, 0)])
+def test_where_the_usual_sum_has_no_room_one_for_a_save_that_failed_has(tmp_path, room, added):
+    """Learners of protocol 4 would stand still otherwise, whatever the length of the run: 2 N + P =
+    19, in whole rounds of three fragments 21."""
     path = tmp_path / "c"
     left_by(path, 40, BESIDE, form="yeto-v3")
-    store, said = persistence(path, checkpoint_format="yeto-v3")
+    store, said = persistence(path, checkpoint_format="yeto-v3", total_steps=41 + room)
     store.begin()
-    assert store.resumed.step == 40
-    assert any(b"has no place for the steps" in line and b"8004" in line for line in said)
+    assert store.resumed.step == 40 + added
+    (told,) = [line for line in said if b"has no place for the steps" in line]
+    assert b'"steps": 8004' in told
+    assert b'"added": %d' % added in told
     store.close()
 
 

@@ -67,13 +67,60 @@ def test_every_socket_has_the_options_of_the_protocol(place):
 
 def test_a_socket_that_is_connected_to_itself_counts_as_refused(monkeypatch):
     """Dialing a free port on loopback can do that; the client would read its own HELLO."""
-    own = socket.socket()
+    class Own(socket.socket):
+        def connect(self, place):
+            """It is, to itself."""
+
+    own = Own()
     own.bind(("127.0.0.1", 0))
-    own.connect(own.getsockname())
-    monkeypatch.setattr(dialing.socket, "create_connection", lambda *_: own)
+    place = own.getsockname()
+    socket.socket.connect(own, place)
+    monkeypatch.setattr(dialing.socket, "socket", lambda *_: own)
     with pytest.raises(ConnectionRefusedError):
-        dialing.dial(own.getsockname(), 5.0)
+        dialing.dial(place, 5.0)
     assert own.fileno() == -1
+
+
+@pytest.fixture
+def deaf_resolver(monkeypatch):
+    """One that answers nothing until the test is over."""
+    over, real = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(*place, flags=0, **more):
+        if not flags & socket.AI_NUMERICHOST:
+            assert over.wait(DEADLINE_S)
+        return real(*place, flags=flags, **more)
+
+    monkeypatch.setattr(dialing.socket, "getaddrinfo", getaddrinfo)
+    yield
+    over.set()
+    for lookup in dialing._lookups.values():
+        lookup.join()
+    dialing._lookups.clear()
+
+
+def test_a_name_that_is_not_resolved_ends_the_first_connect_at_its_limit(deaf_resolver):
+    one = Client(make_session(), "localhost:1", connect_timeout_s=0.5)
+    with pytest.raises(ConnectionFailed, match="the name localhost was not resolved within"):
+        one.start()
+    (lookup,) = dialing._lookups.values()
+    with pytest.raises(TimeoutError, match="look at the resolver"):
+        dialing.dial(("localhost", 1), 0.01)
+    assert list(dialing._lookups.values()) == [lookup], "the one that hangs is waited for"
+
+
+def test_every_address_of_a_name_is_tried(place, monkeypatch):
+    host, port = dialing.parse_address(place.server.address)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        refused = closed.getsockname()
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", where)
+             for where in (refused, refused, (host, port))]
+    monkeypatch.setattr(dialing, "resolve", lambda *_: found)
+    with dialing.dial(("a name", port), 5.0) as sock:
+        assert sock.getpeername() == (host, port)
+    found.pop()
+    with pytest.raises(ConnectionRefusedError):
+        dialing.dial(("a name", port), 5.0)
 
 
 # --- outages -----------------------------------------------------------------------------------

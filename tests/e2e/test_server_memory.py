@@ -88,8 +88,10 @@ def test_a_run_takes_no_more_memory_than_it_says_and_not_much_less(tmp_path, num
         (told,) = server.log.find("memory of this run at most")
         (totals,) = server.log.find("server totals")
     assert memory.RECEIVED_SPARE_MAX == payload.SPARE_BYTES_MAX
-    parts = {name: told[name] for name in told if name not in ("time", "level", "message", "mib")}
+    parts = {name: told[name] for name in told if name not in ("time", "level", "message", "mib",
+                                                         "with_readers")}
     assert sum(parts.values()) == told["mib"]
+    assert 8 * 32 <= told["with_readers"] - told["mib"] <= 8 * 40, "eight cuts, and what is in hand"
     states = 2 if "delayed-nesterov" in flags else 1
     assert (parts["parameters"], parts["optimizer"]) == (32, 32 * states)
     used, most = totals["peak_rss_bytes"] - before, told["mib"] << 20

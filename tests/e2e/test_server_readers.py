@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from syncer.checkpoint.reader import Checkpoint
-from syncer.protocol import DTYPE_BF16, DTYPE_F32, RunState
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, NoticeCode, RunState
 from syncer.reader.cut_session import (
     ReaderSession,
     ReceivedCut,
@@ -18,7 +18,9 @@ from syncer.reader.cut_session import (
     SessionLayout,
     Welcome,
 )
+from syncer.server import catchups
 from syncer.wire.encode import encode_heartbeat, encode_pull
+from syncer.wire.extended import NoticeText
 from syncer.wire.messages import Heartbeat, Pull
 from tests.e2e.checkpointed import answer, cut_in, flags, start, train
 from tests.e2e.scripted import (
@@ -183,6 +185,36 @@ def test_who_has_its_cut_keeps_nobody_out(tmp_path):
         with ScriptedReader(server.port) as reader:
             assert reader.cut().step == 0
             assert served.next() is None
+
+
+def test_a_reader_hears_what_the_run_waits_for_and_who_comes_later_at_once(tmp_path):
+    with ServerThread(tmp_path, learners=2) as server, ScriptedReader(server.port) as reader:
+        said = reader.until(NoticeText)
+        assert said.code == NoticeCode.LEARNERS
+        assert "0 of 2 learners are here, learners 0 and 1 are missing" in said.text
+        server.learner(0)
+        with ScriptedReader(server.port) as late:
+            assert isinstance(late.next(), Welcome)
+            wait = late.until(NoticeText)
+            assert wait.code == NoticeCode.LEARNERS
+
+
+def test_a_reader_hears_that_it_waits_for_its_turn_and_behind_whom(tmp_path, monkeypatch):
+    assert catchups.TURN_SAID_NS == 5 * 10**9
+    monkeypatch.setattr(catchups, "TURN_SAID_NS", 20 * 10**6)
+    with ServerThread(tmp_path, total_steps=9, max_concurrent_catchups=1) as server:
+        learner = server.learner(0, LARGE)
+        learner.send_init([np.ones(f.numel, np.float32) for f in LARGE.fragments])
+        learner.pull(1)
+        with ScriptedReader(server.port, receive_buffer_bytes=4096) as first:
+            first.until(SessionLayout)  # and no byte more
+            with ScriptedReader(server.port) as second:
+                said = second.until(NoticeText)
+                assert said.code == NoticeCode.OTHER
+                assert "for its turn to be sent a cut, behind 1 reader, without a lim" in said.text
+                assert second.cut().step == 0
+        (line, *_) = server.log.find("reader waits for its turn")
+        assert line["behind"] == "1 reader"
 
 
 def test_a_reader_of_another_run_is_told_both_names(tmp_path):

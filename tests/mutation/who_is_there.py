@@ -17,6 +17,8 @@ DOOR = broken(
     ("14.4", "an island may be any island", "if hello.contract == expected:", "if True:"),
     ("14.4", "an island pins the contract of no run",
      "expected = base if name is None else run_contract(base, name)", "expected = base"),
+    ("14.4", "a name that a run has by itself counts for nobody who says none",
+     "(pins.known_run or None if claim is None", "(None if claim is None"),
     ("17.7", "whoever comes to the wrong run may end it",
      "return bool(identity.run or found) and identity.run != found", "return False"),
     ("14.5", "the layout is not compared",
@@ -42,7 +44,7 @@ DOOR = broken(
 ) + broken(
     "server/service.py",
     ("14.8", "a strict run ends by whom no run would take",
-     "resumed is not None and pins_refusal(claim, self.pins) is None:", "resumed is not None:"),
+     "resumed is not None and pins_refusal(claim, pins) is None:", "resumed is not None:"),
 )
 INTRODUCTIONS = broken(
     "server/introducing.py",

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, FragmentLayout, Layout
-from syncer.protocol import DTYPE_BF16, DTYPE_F32, Msg, RunState
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, Msg, NoticeCode, RunState
 from syncer.reader.cut_session import ReaderSession, ReceivedCut, Refused, ServerEnd
-from syncer.reader.pulling import Lost, PullFailed, Pulling
+from syncer.reader.pulling import SAY_AGAIN_S, Lost, PullFailed, Pulling, cuts, pull
 from syncer.wire import encode
 from syncer.wire.extended import (
+    NoticeText,
     SessionLayout,
     Welcome,
+    encode_notice,
     encode_session_layout,
     encode_welcome,
 )
@@ -52,9 +59,9 @@ def test_a_cut_is_whole_when_its_manifest_fits_every_fragment():
     found = told(session, welcome(), SESSION, tensor(1, 0), tensor(0, 1), manifest(1, 1, 0),
                  tensor(1, 2), manifest(2, 1, 2), tensor(0, 3, final=True),
                  tensor(1, 2, final=True), manifest(3, 3, 2), encode.encode_shutdown())
-    cuts = [each for each in found if isinstance(each, ReceivedCut)]
-    assert [(cut.step, cut.is_final) for cut in cuts] == [(1, False), (2, False), (3, True)]
-    assert [np.frombuffer(each, "<f4")[0] for each in cuts[1].tensors] == [1, 2]
+    whole = [each for each in found if isinstance(each, ReceivedCut)]
+    assert [(cut.step, cut.is_final) for cut in whole] == [(1, False), (2, False), (3, True)]
+    assert [np.frombuffer(each, "<f4")[0] for each in whole[1].tensors] == [1, 2]
     assert isinstance(found[-1], ServerEnd)
 
 
@@ -129,3 +136,57 @@ def test_the_final_cut_has_the_dtype_that_was_asked_for():
     assert (cut.dtype, cut.is_final) == (DTYPE_BF16, True)
     assert [len(each) for each in cut.tensors] == [4, 4]
     assert [list(values) for values in cut.parameters().values()] == [[1, 1], [2, 2]]
+
+
+@contextmanager
+def server_of(serve: Callable[[socket.socket], object]) -> Iterator[str]:
+    """The address of a server that takes one connection, and that alone."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        def run() -> None:
+            sock, _ = listening.accept()
+            with sock:
+                serve(sock)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            thread.join()
+
+
+def test_word_of_what_the_run_waits_for_is_no_part_of_a_cut():
+    """Whoever wants one cut gives up all the same, and with these words."""
+    stop = threading.Event()
+
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(welcome())
+        while not stop.wait(0.01):
+            sock.sendall(encode_notice(NoticeText(NoticeCode.LEARNERS, "learner 1 is missing")))
+
+    with server_of(serve) as address:
+        try:
+            with pytest.raises(PullFailed, match=r"1 s; 127\.0\.0\.1:\d+ says: learner 1 is miss"):
+                pull(address, timeout_s=1)
+        finally:
+            stop.set()
+
+
+def test_who_has_the_final_cut_is_done_whatever_becomes_of_the_server():
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(b"".join((welcome(), SESSION, tensor(0, 1, final=True),
+                               tensor(1, 2, final=True), manifest(2, 1, 2))))
+
+    with server_of(serve) as address:
+        assert [(cut.step, cut.is_final) for cut in cuts(address, timeout_s=60)] == [(2, True)]
+
+
+def test_who_follows_and_dials_for_long_is_told_that_nobody_tells_it_of_an_end():
+    now = [0.0]
+    made = pulling(clock=lambda: now[0], pause=lambda seconds: None)
+    cuts_of(made, welcome(), SESSION, tensor(0, 1), tensor(1, 2), manifest(2, 1, 2))
+    made._again("Connection refused")
+    assert "away" not in made.lines[-1]
+    now[0] = SAY_AGAIN_S
+    made._again("Connection refused")
+    assert "away for 30 s (the last cut is that of step 2): if its run is over" in made.lines[-1]

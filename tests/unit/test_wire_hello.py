@@ -393,6 +393,19 @@ def test_who_does_not(hello, run, island, got):
     assert text.endswith(f"got session_contract_hash={hello.contract.hex()}{got}")
 
 
+def test_who_says_no_name_means_the_one_that_the_run_has_by_itself():
+    """Learners of protocol 4 that were given the contract, and a server without --run that has its
+    name from a checkpoint or from the first learner who said one."""
+    base = rl_contract(HELLO.fingerprint, ISLAND)
+    pins = Pins(OWN, island=ISLAND, known_run="blue")
+    for admitted_one in (of_run("blue", base, told=False), of_run("blue", base)):
+        assert identity_refusal(None, admitted_one, pins) is None
+    for refused in (of_run(None, base, told=False), of_run("red", base, told=False)):
+        assert identity_refusal(None, refused, pins).startswith(
+            f"session mismatch: expected session_contract_hash={run_contract(base, 'blue').hex()} "
+            "(run blue) (pinned island contract)")
+
+
 def test_a_refusal_names_both_runs_as_far_as_they_are_known():
     blue, red, nameless = of_run("blue"), of_run("red"), of_run(None, told=False)
     given = of_run("red", told=False)

@@ -99,7 +99,7 @@ def values_missing(fragments: int, here: int, learner_0: bool) -> str:
     if not learner_0:
         return f"{what}; learner 0 is not connected: start it, it brings them"
     return (f"{what}; learner 0 is connected, but who has trained before does not give them again: "
-            "start this server with the --checkpoint-path of that run and --resume, or start "
+            "start this server with the --checkpoint-path of that run and --resume auto, or start "
             "learner 0 anew to begin with its parameters")
 
 

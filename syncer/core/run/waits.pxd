@@ -24,6 +24,7 @@ cdef class Waiting(Ending):
     cdef long long tell_ns                   # when it is to be said; 0 before the first event
     cdef bint told                           # it has been, so who comes is told at once
     cdef list newcomers                      # keys of who became current in this event
+    cdef readonly long long said_count       # waits that were said so far
     cdef frozenset told_ids                  # whose answers were waited for when that was last said
     cdef long long told_ns
 
@@ -35,6 +36,7 @@ cdef class Waiting(Ending):
     cdef bint goes_on(self)
     cdef int say_wait(self) except -1
     cdef int tell_newcomers(self) except -1
+    cpdef object told_wait(self)
     cdef int notice(self, tuple members, object code, str text) except -1
     cdef object code_of(self)
     cdef str sentence(self)

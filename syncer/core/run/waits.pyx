@@ -110,8 +110,7 @@ cdef class Waiting(Ending):
                 self.say_wait()
         elif self.told and self.newcomers:
             self.tell_newcomers()
-        if self.newcomers:
-            self.newcomers = []
+        self.newcomers.clear()
         return 0
 
     cdef bint goes_on(self):
@@ -145,6 +144,7 @@ cdef class Waiting(Ending):
     cdef int say_wait(self) except -1:
         cdef str text = self.sentence()
         self.told = True
+        self.said_count += 1
         self.tell_ns = self.now_ns + SAY_AGAIN_NS
         self.warn("the run waits", {
             "waited_s": (self.now_ns - self.wait_since_ns) // 10**9, "what": text})
@@ -153,6 +153,10 @@ cdef class Waiting(Ending):
     # rule 16.4
     cdef int tell_newcomers(self) except -1:
         return self.notice(tuple(self.newcomers), self.code_of(), self.sentence())
+
+    cpdef object told_wait(self):
+        """(code, text) for who comes to a wait that was said and goes on; None: there is none."""
+        return (self.code_of(), self.sentence()) if self.told else None
 
     cdef int notice(self, tuple members, object code, str text) except -1:
         return self.emit(act.Notice(members, code, text)) if members else 0
