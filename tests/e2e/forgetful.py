@@ -36,6 +36,8 @@ class ForgetfulProxy:
     def __init__(self, target: int, *, idle_s: float, notice_s: float, every_s: float, seed: int):
         self.target, self.idle_s, self.notice_s, self.every_s = target, idle_s, notice_s, every_s
         self.forgot_idle = self.forgot_busy = 0
+        self.away = False
+        """While it is set every flow is reset, and every new one."""
         self._dice = random.Random(seed)
         self._flows: set[Flow] = set()
         self._selector = selectors.DefaultSelector()
@@ -55,6 +57,9 @@ class ForgetfulProxy:
                     self._accept()
                 elif key.data in self._flows:
                     self._move(key.data, key.fileobj, events)
+            if self.away:
+                for flow in list(self._flows):
+                    self._reset(flow)
             now = time.monotonic()
             if now >= look + 0.1:
                 look = now
@@ -70,6 +75,9 @@ class ForgetfulProxy:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             near, _ = self._listener.accept()
+            if self.away:
+                near.close()
+                return
             try:
                 far = socket.create_connection(("127.0.0.1", self.target), 5)
             except OSError:
