@@ -25,7 +25,7 @@ CITED = re.compile(r"\brule (\d+\.\d+)")
 HOME = re.compile(r"^ *# (rule \d+\.\d+(?:, rule \d+\.\d+)*)\n"
                   r" *(?:cdef|cpdef|def)\b[^\n(]*?(\w+)\(", re.MULTILINE)
 DOOR, CONNECTIONS = "e2e/test_server_door.py", "e2e/test_server_connections.py"
-HELLO = "unit/test_wire_hello.py"
+HELLO, OUTBOX = "unit/test_wire_hello.py", "unit/test_server_outbox.py"
 TURNS, READERS = "sim/test_catchups.py", "e2e/test_server_readers.py"
 SHORTAGE = "e2e/test_server_shortage.py"
 INTRODUCTIONS = "e2e/test_server_introductions.py"
@@ -35,8 +35,10 @@ ELSEWHERE = {
     "1.2": ["checkpoint/test_formats.py::test_versions_of_two_cuts_are_refused"],
     "1.3": ["e2e/test_server_reconnect.py::test_learner_0_comes_back_in_the_middle_of_its_inits",
             "e2e/test_server_hostile.py::test_a_bad_init_waits_for_a_new_generation"],
+    "1.7": ["unit/test_core_formulas.py::test_time_that_runs_back_is_no_time_passed"],
     "1.8": [f"{RENUMBERING}::test_when_a_file_may_be_behind",
             f"{RENUMBERING}::test_no_number_is_ever_given_twice"],
+    "1.9": [f"{RENUMBERING}::test_what_was_never_merged_has_a_number_of_the_new_cut"],
     "1.10": [f"{RENUMBERING}::test_no_number_is_ever_given_twice",
              f"{RENUMBERING}::test_a_process_is_known_before_it_answers",
              f"{RENUMBERING}::"
@@ -45,7 +47,12 @@ ELSEWHERE = {
     "2.2": ["unit/test_core_formulas.py::test_generations_are_remembered_within_a_bound"],
     "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
     "3.5": [f"{RESUME}::test_late_joiners_after_a_resume"],
-    "3.3": ["unit/test_server_outbox.py::test_a_catch_up_ends_also_when_the_queue_never_does"],
+    "3.3": [f"{OUTBOX}::test_a_catch_up_ends_also_when_the_queue_never_does",
+            f"{OUTBOX}::test_a_fragment_that_was_under_way_before_a_second_catch_up_goes_out_again"],
+    "3.10": ["unit/test_server_introductions.py"
+             "::test_what_a_learner_holds_counts_by_the_process_that_sent_it",
+             f"{INTRODUCTIONS}::test_who_comes_back_is_sent_only_what_has_changed",
+             f"{INTRODUCTIONS}::test_a_restarted_server_sends_nothing_that_was_saved"],
     "15.1": [f"{TURNS}::test_a_limit_is_a_limit_and_whoever_waits_is_told_behind_whom",
              f"{TURNS}::test_a_waiting_member_is_sent_nothing_and_then_the_versions_of_that_moment",
              f"{TURNS}::test_the_end_of_the_run_waits_for_no_turn"],
@@ -71,7 +78,8 @@ ELSEWHERE = {
     "14.1": [f"{HELLO}::test_authentication_comes_before_everything", f"{DOOR}::test_keys"],
     "14.2": [f"{HELLO}::test_refusal", f"{DOOR}::test_ids_and_sessions"],
     "14.3": [f"{HELLO}::test_profile", f"{DOOR}::test_profiles"],
-    "14.4": [f"{HELLO}::test_pinned_contract",
+    "14.4": [f"{HELLO}::test_pinned_contract", f"{HELLO}::test_who_belongs_to_a_run",
+             f"{HELLO}::test_who_does_not",
              f"{HELLO}::test_who_says_no_name_means_the_one_that_the_run_has_by_itself",
              f"{DOOR}::test_a_pinned_island_contract"],
     "14.5": [f"{HELLO}::test_every_other_difference_names_both_sides",

@@ -5,6 +5,7 @@ Every mistake breaks a rule, and every rule has at least one.
 
 from __future__ import annotations
 
+from tests.mutation.details import ROUND_DETAILS, RUN_DETAILS
 from tests.mutation.how_a_run_ends import COMMITTING, ENDING, WAITS
 from tests.mutation.mistake import broken
 from tests.mutation.what_is_merged import EXCLUDING, WEIGHTS
@@ -402,4 +403,5 @@ READERS = broken(
 
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
              + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + INTRODUCTIONS
-             + CATCHUPS + SHORTAGE + READERS + RENUMBERING)
+             + CATCHUPS + SHORTAGE + READERS + RENUMBERING
+             + ROUND_DETAILS + RUN_DETAILS)

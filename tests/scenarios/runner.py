@@ -9,6 +9,7 @@ A file is a conversation: settings, then inputs, each followed by the actions it
                                          `resume=auto` among the settings as a supervisor does
     resume 12 plus 8 of 0                the same; 8 of these steps were added, and no file has it
     merges by hand                       a merge waits for `merged`; otherwise it ends at once
+    folds by hand                        each push waits for `folded` until it is in its fold
     at 0 hello 0.1                       at 0 ms, learner 0 connects as generation 1
     at 0 init 0.1 p0 10                  version 0 of fragment 0 is 10
     at 5 push 0.1 t1 -2                  delta -2 for step 1; also: attempt=2 base=3 p=1 local=9
@@ -19,6 +20,7 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     at 9 merged t2 [error words]         only with `merges by hand`; also: drop=1:7,0:7 (the
                                          second contribution is left out, for element 7, then the
                                          first) and `again` (nothing finite is left)
+    at 9 folded t2 1                     only with `folds by hand`: the next one, of learner 1
     at 9 ack 0.1 t2
     at 9 saved [error words]
     at 9 budget 0.1 100                  BUDGET_DONE with this many steps
@@ -43,7 +45,7 @@ from tests.toy_driver import MS, ToyDriver, toy_config
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 QUIET_FIELDS = {"outer step", "learner connected", "learner disconnected"}
-SETTINGS = ("config", "fragments", "merges", "resume")
+SETTINGS = ("config", "fragments", "merges", "folds", "resume")
 
 
 def rewrite(text: str) -> str:
@@ -58,7 +60,7 @@ class Scenario:
         self.lines = [line.rstrip() for line in text.splitlines()]
         self.settings: dict = {}
         self.fragments = 1
-        self.by_hand = False
+        self.by_hand: set[str] = set()
         self.resumed = None
         for line in self.lines:
             if line.startswith(SETTINGS):
@@ -88,7 +90,7 @@ class Scenario:
             self.resumed = int(step), int(added or 0), [int(learner) for learner in ids.split()]
         else:
             assert rest == "by hand", line
-            self.by_hand = True
+            self.by_hand.add(word)
 
     def play(self) -> str:
         for line in self.lines:
@@ -129,10 +131,10 @@ class Scenario:
         while self.driver.to_sync:
             step = self.driver.to_sync.pop(0)
             self.feed(ev.Synced(step, 0), f"(synced t{step})")
-        while self.driver.to_fold:
+        while self.driver.to_fold and "folds" not in self.by_hand:
             folded = self.driver.to_fold.pop(0)
             self.feed(folded, f"(folded t{folded.step} {folded.learner})")
-        while self.driver.merging and not self.by_hand:
+        while self.driver.merging and "merges" not in self.by_hand:
             step = min(self.driver.merging)
             self.feed(ev.MergeDone(step, 0, 1.0), f"(merged t{step})")
 
@@ -140,10 +142,8 @@ class Scenario:
 
     def event(self, text: str):
         word, *rest = text.split()
-        if word == "stop":
-            return ev.Stop(int(rest[0]))
-        if word == "tick":
-            return ev.Tick()
+        if word in ("stop", "tick"):
+            return ev.Stop(int(rest[0])) if word == "stop" else ev.Tick()
         if word in ("misfit", "no_room", "broken"):
             kind = {"misfit": ev.Misfit, "no_room": ev.NoRoom, "broken": ev.Broken}[word]
             return kind(" ".join(rest))
@@ -151,6 +151,10 @@ class Scenario:
             return ev.Saved(self.driver.saving, self.driver.scheduler.global_step, words(rest))
         if word == "merged":
             return merged(int(rest[0][1:]), rest[1:])
+        if word == "folded":
+            folded = self.driver.to_fold.pop(0)
+            assert rest == [f"t{folded.step}", str(folded.learner)], f"the next one is {folded}"
+            return folded
         learner, generation = map(int, rest.pop(0).split("."))
         return getattr(self, word)(learner, generation, rest)
 

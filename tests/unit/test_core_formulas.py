@@ -11,6 +11,7 @@ from syncer.core.rounds.closing import Verdict, decide_close, grace_ns, launch_i
 from syncer.core.rounds.contributions import most_over
 from syncer.core.rounds.membership import Member
 from syncer.core.run.scheduler import Scheduler
+from tests.toy_driver import MS, ToyDriver, toy_config
 
 SECOND = 1_000_000_000
 NEVER = 2**63 - 1
@@ -147,3 +148,13 @@ def test_a_weight_is_capped_at_1000_times_the_lower_median_of_the_others():
             assert most_over(weighed, learner, weight) == min(weight, cap), (weighed, learner)
     assert most_over([], 0, 7.0) == 7.0
     assert most_over([(1.0, 1)], 0, 0.0) == 0.0
+
+
+def test_time_that_runs_back_is_no_time_passed():
+    """Grace of 20 ms is counted from the newest time that was ever said."""
+    driver = ToyDriver(toy_config(learners=2, quorum=1))
+    driver.feed(0, driver.hello(0, 1))
+    driver.feed(0, driver.hello(1, 1))
+    driver.feed(100 * MS, driver.init(0, 1, 0, 0.0))
+    driver.feed(80 * MS, driver.push(0, 1, 1, -1.0))
+    assert driver.scheduler.deadline_ns() == 120 * MS

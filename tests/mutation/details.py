@@ -1,0 +1,118 @@
+"""Mistakes in a detail: half a sentence of a rule, or the one case that its second half is for."""
+
+from __future__ import annotations
+
+from tests.mutation.mistake import broken
+
+ROUND_DETAILS = broken(
+    "core/rounds/round.pyx",
+    ("6.10", "who leaves a capacity round leaves its capacity in the total",
+     "        self.capacity_expected -= self.policy.capacity_of(learner)\n", ""),
+    ("6.11", "a second attempt that is deferred says nothing of it",
+     "        self.told_deferred = False\n", ""),
+    ("6.14", "a second attempt that is too small says nothing of it",
+     "        self.told_too_few = False\n", ""),
+    ("9.7", "an attempt after one that left nothing has the grace of that one",
+     "        self.quorum_ns = NEVER\n        self.grace_deadline_ns = NEVER\n", ""),
+) + broken(
+    "core/rounds/carry.pyx",
+    ("8.2", "of two waiting pushes of one base the second is kept", "push.base <= old.base",
+     "push.base < old.base"),
+    ("8.8", "a late push is forgotten with the first merge after it", "self.memory = max_lag + 2",
+     "self.memory = 1"),
+) + broken(
+    "core/rounds/admission.pyx",
+    ("5.6", "a stale slot is waited for although quorum is reached",
+     "if round.quorum_ns != NEVER or (\n", "if (\n"),
+    ("5.6", "a stale slot is waited for although all others have answered",
+     "round.answered >= len(round.slots) - 1)", "round.answered >= len(round.slots))"),
+    ("7.3", "a push goes back when a carried one of its learner is folded",
+     "round.attempt != event.attempt or event.carried:", "round.attempt != event.attempt:"),
+    ("7.3", "a push goes back that was folded in the attempt before",
+     "round.attempt != event.attempt or event.carried:", "event.carried:"),
+    ("8.1", "a late push against a version of the future is carried",
+     "if event.base > self.versions[event.fragment]:", "if False:"),
+    ("8.1", "a late push is carried into another fragment",
+     "if event.fragment != fragment_of(event.step, self.fragments):", "if False:"),
+    ("8.1", "a push of an attempt that never was is carried",
+     "return event.attempt < round.attempt", "return True"),
+    ("8.1", "a second push of a learner that is being merged is carried",
+     "return event.learner not in round.heard()", "return True"),
+)
+RUN_DETAILS = broken(
+    "core/run/scheduler.pyx",
+    ("1.3", "any learner gives initial values", "if (event.learner != 0 or not", "if (not"),
+    ("1.7", "time runs back", "max(self.now_ns, <long long>now_ns)", "<long long>now_ns"),
+    ("2.5", "who is asked to dial again is asked at every event",
+     "            self.members.set_aside(member)\n", ""),
+    ("2.6", "heartbeats of an older connection tell the step time",
+     "if self.members.is_current(member):", "if True:"),
+    ("2.7", "a mute connection keeps its place once the final cut is out",
+     "self.phase == Phase.RUNNING or self.phase == Phase.FINISHING):\n            return "
+     "self.current_again", "self.phase == Phase.RUNNING):\n            return "
+     "self.current_again"),
+    ("3.10", "what has no value yet is kept", "if (self.initialized[fragment]\n"
+     "                        and event", "if (True\n                        and event"),
+    ("11.3", "a learner beyond its budget renews its lease",
+     "if event.local_step <= self.policy.learner_budget_steps:", "if True:"),
+    ("11.3", "a HELLO renews no lease",
+     "            return self.budget.renew(member.learner, self.now_ns)\n        return 0\n",
+     "            return 0\n        return 0\n"),
+    ("17.1", "a run whose budget is being reported says that it ends",
+     "if self.phase == Phase.RUNNING or self.phase == Phase.CUTOFF:\n            return RUNNING",
+     "if self.phase == Phase.RUNNING:\n            return RUNNING"),
+) + broken(
+    "core/run/saving.pyx",
+    ("10.5", "commits go on while a write waits", "return self.wanted is not None or (self.out",
+     "return (self.out"),
+    ("10.8", "a renumbered cut holds the first rounds up",
+     "            self.background or not self.begun)", "            self.background)"),
+) + broken(
+    "core/run/committing.pyx",
+    ("9.3", "what is committed while a signal ends the run is broadcast",
+     "total_steps or self.phase != Phase.RUNNING:", "total_steps:"),
+    ("13.3", "a run that cannot go on writes again what is on disk",
+     "(kind is SHUTDOWN or kind is FAILURE)", "kind is SHUTDOWN"),
+    ("13.4", "a run that cannot begin saves a cut that it does not have",
+     "if not self.saves.on or self.phase == Phase.WAITING:", "if not self.saves.on:"),
+) + broken(
+    "core/run/ending.pyx",
+    ("11.2", "a report on the newest connection is refused while an older one is current",
+     "\n                and event.generation != self.members.latest[event.learner]):", "):"),
+    ("11.2", "a budget can be spent before the start", "if self.phase == Phase.WAITING:\n"
+     "            return \"the run", "if False:\n            return \"the run"),
+    ("2.7", "who was being caught up at the last commit keeps its place, and says nothing",
+     "                self.members.unhold(member, member.delivered, self.now_ns)\n",
+     "                pass\n"),
+    ("12.2", "a run resumed at its end waits for ids that its roster has no more",
+     "for learner in self.ledger\n                               if learner < "
+     "self.policy.learners}", "for learner in self.ledger}"),
+    ("12.6", "who came and did not acknowledge counts as one that has left for good",
+     " - {key[0] for key in self.final_cut.eligible}:", ":"),
+    ("12.8", "a finished run waits for ids that its roster has no more",
+     "in self.final_cut.acknowledged for learner in self.ledger\n"
+     "            if learner < self.policy.learners)",
+     "in self.final_cut.acknowledged for learner in self.ledger)"),
+    ("12.8", "--linger-s is cut short when all have the final cut",
+     "self.policy.lingers_until_all_have_it and self.all", "self.all"),
+    ("13.1", "a signal forgets the final checkpoint that was waiting",
+     "\n            or self.saves.wanted is FINAL)", ")"),
+) + broken(
+    "core/run/waits.pyx",
+    ("16.1", "a finished run that lingers waits for somebody",
+     "        if self.lingers:\n            return Wait.NO_WAIT\n", ""),
+    ("16.1", "a step that waits for a file is still being merged",
+     "Wait.MERGE if round.state == RoundState.COMPUTING else Wait.WRITTEN", "Wait.MERGE"),
+    ("16.1", "the write after the last report waits for reports",
+     "self.phase == Phase.CUTOFF and not self.budget.complete():", "self.phase == Phase.CUTOFF:"),
+    ("16.1", "the write of version 0 is a wait for values",
+     "            if self.saves.outstanding is not None:\n                return Wait.WRITTEN\n",
+     ""),
+    ("16.1", "the wait for the next step is that for the one before",
+     "if wait != self.wait or step != self.wait_step or", "if wait != self.wait or"),
+    ("16.2", "an answer is late after one step of its learner", "LATE_STEPS = 2", "LATE_STEPS = 1"),
+    ("16.2", "nobody looks again before the late step is over",
+     "self.tell_ns = min(due, self.now_ns + SAY_NS)", "self.tell_ns = due"),
+    ("16.4", "who comes is told of a wait that was never said",
+     "elif self.told and self.newcomers:", "elif self.newcomers:"),
+)
