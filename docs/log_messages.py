@@ -181,6 +181,8 @@ MEANINGS = {
     "final state not written":
         "learners get the final cut all the same; then the run ends with status 1",
     "final acknowledgement ignored: too early": "a learner said it had what was never sent",
+    "a learner has a final cut that this run is not at: it is to be started again":
+        "somebody went back to an earlier checkpoint, or asked for more steps (rule 12.9)",
     "final acknowledgement ignored: not of this final cut": "of another step or connection",
     "the final cut waits for learners that contributed before":
         "the run was resumed after its last step, and they may be about to dial again",

@@ -63,6 +63,8 @@ ROWS = (
     Row(SERVER, "a catch-up of which the peer acknowledges nothing",
         "syncer/server/catchups.py:STALLED_NS",
         "its turn goes to the next (rule 15.3); after `--write-timeout-s` the connection ends"),
+    Row(SERVER, "and then", "syncer/server/catchups.py:SILENT_NS",
+        "an older connection of its learner that shows life is current again (rule 2.8)"),
     Row(SERVER, "readers that still take the final cut, after everything else",
         "syncer/server/service.py:READERS_END_NS", "the process ends"),
     Row(SERVER, "a broadcast for which there is no memory",

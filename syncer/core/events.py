@@ -143,6 +143,15 @@ class Dropped(NamedTuple):
     """First element of the fragment of which the result was not finite with it."""
 
 
+class Stalled(NamedTuple):
+    """A catch-up whose turn has begun stands still: its peer has acknowledged nothing of it for
+    5 s. Or it moves again."""
+
+    learner: int
+    generation: int
+    is_still: bool = True
+
+
 class MergeDone(NamedTuple):
     """A worker finished `StartMerge`: the result waits, unpublished, under its step."""
 
@@ -194,5 +203,5 @@ class Stop(NamedTuple):
 
 Event = (
     Tick | Hello | Misfit | NoRoom | Broken | Disconnected | Init | Heartbeat | Push | CaughtUp
-    | MergeDone | Synced | Saved | FinalAck | Folded | BudgetDone | Stop
+    | Stalled | MergeDone | Synced | Saved | FinalAck | Folded | BudgetDone | Stop
 )

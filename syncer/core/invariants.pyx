@@ -7,7 +7,7 @@ at the end of docs/rules.md.
 
 from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.carry cimport Carried
-from syncer.core.rounds.closing cimport Verdict, quorum_reached, verdict_of
+from syncer.core.rounds.closing cimport Verdict, quorum_reached, time_of_verdict, verdict_of
 from syncer.core.rounds.membership cimport Member, Membership
 from syncer.core.rounds.round cimport Round, RoundState, Slot
 from syncer.core.run.phases cimport Phase
@@ -135,4 +135,6 @@ cdef int check_gathering(Scheduler s, Round round) except -1:
            "grace is armed exactly when quorum has been reached", round)
     demand(verdict_of(s.policy, round, s.now_ns) == Verdict.WAIT,
            "20: a round that could close or relaunch has done so", round)
+    demand(round.verdict_ns == time_of_verdict(s.policy, round),
+           "a round is looked at again when time alone closes or relaunches it", round)
     return 0

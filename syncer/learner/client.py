@@ -26,7 +26,6 @@ from collections.abc import Callable
 from syncer.errors import ConfigError, LocalProtocolError, SyncerError
 from syncer.learner import lines
 from syncer.learner.client_group import ClientGroup, NoThreads, Receipt
-from syncer.learner.connection import CONTROL
 from syncer.learner.dialing import BACKOFF_MAX_S, Dialer, backoff_s, fresh_generation, jitter
 from syncer.learner.failures import ConnectionFailed, NotUnderstood, TurnedAway
 from syncer.learner.greeting import Greeting
@@ -297,7 +296,7 @@ class Client:
             group = self._group
             if group is None or self.session.ended or not group.control_has_room():
                 return Receipt(1, dropped=True)
-            return group.enqueue([(CONTROL, [frame])])
+            return group.say(frame)
 
     def repeat(self, frame: bytes, due_s: float, every_s: float) -> None:
         """What to say in a pause: from `due_s` of the monotonic clock on, every `every_s` seconds.

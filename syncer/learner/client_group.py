@@ -60,11 +60,13 @@ class Receipt:
 
 
 class _Socket:
-    __slots__ = ("bytes_received", "bytes_sent", "queue", "socket", "threads", "wake")
+    __slots__ = ("bytes_received", "bytes_sent", "queue", "small", "socket", "threads", "wake")
 
     def __init__(self, connected: socket.socket, lock: threading.RLock):
         self.socket = connected
         self.queue: deque[tuple[Gather, Receipt]] = deque()
+        self.small: deque[tuple[Gather, Receipt]] = deque()
+        """Frames that no tensor is in front of but the piece that has begun."""
         self.wake = threading.Condition(lock)
         self.threads: list[threading.Thread] = []
         self.bytes_sent = 0
@@ -147,12 +149,12 @@ class ClientGroup:
 
     def control_has_room(self) -> bool:
         """Whether a small frame may be queued on the control socket now."""
-        return len(self._sockets[CONTROL].queue) < QUEUE_FRAMES_MAX
+        return len(self._sockets[CONTROL].small) < QUEUE_FRAMES_MAX
 
     @property
     def idle(self) -> bool:
         """Everything that was queued is with the kernel."""
-        return not any(each.queue for each in self._sockets)
+        return not any(each.queue or each.small for each in self._sockets)
 
     def enqueue(self, frames: Iterable[tuple[int, Gather]]) -> Receipt:
         """Queues frames given as (stream, gather list); the buffers must stay unchanged."""
@@ -165,6 +167,15 @@ class ClientGroup:
                 each.wake.notify()
         return receipt
 
+    def say(self, frame: bytes) -> Receipt:
+        """Queues a small frame on the control socket, in front of every piece of a tensor there."""
+        receipt = Receipt(1, dropped=self.ended_by is not None)
+        if not receipt.dropped:
+            control = self._sockets[CONTROL]
+            control.small.append(([frame], receipt))
+            control.wake.notify()
+        return receipt
+
     def repeat(self, frame: bytes, due_s: float, every_s: float) -> None:
         """What the control socket says in a pause, from when on (monotonic), and how often."""
         self._pulse.repeat(frame, due_s, every_s)
@@ -175,9 +186,10 @@ class ClientGroup:
             return self.ended_by
         self.ended_by = reason
         for each in self._sockets:
-            for _, receipt in each.queue:
-                receipt.dropped = True
-            each.queue.clear()
+            for queue in (each.small, each.queue):
+                for _, receipt in queue:
+                    receipt.dropped = True
+                queue.clear()
             each.wake.notify()
         self._session.lost(self.connection)
         self._changed.notify_all()
@@ -279,18 +291,19 @@ class ClientGroup:
         each = self._sockets[stream]
         while True:
             with self._lock:
-                while not each.queue and self.ended_by is None:
+                while not (each.small or each.queue) and self.ended_by is None:
                     each.wake.wait()
                 if self.ended_by is not None:
                     return
-                buffers, receipt = each.queue[0]
+                queue = each.small or each.queue
+                buffers, receipt = queue[0]
             count = (self._pulse.send(buffers) if stream == CONTROL
                      else send_all(each.socket, buffers))
             del buffers
             with self._lock:
                 each.bytes_sent += count
                 if self.ended_by is None:
-                    each.queue.popleft()
+                    queue.popleft()
                     receipt.one_sent()
                     self._changed.notify_all()
 

@@ -40,7 +40,7 @@ from typing import NamedTuple
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.layout import Layout
 from syncer.learner.connection import Connection, Inbound, Received
-from syncer.learner.failures import ConnectionFailed, TurnedAway, refusal
+from syncer.learner.failures import ConnectionFailed, RunMismatch, TurnedAway, refusal
 from syncer.learner.final_cut import ArrivingCut, is_news
 from syncer.learner.introduction import Introduction
 from syncer.learner.tensor_messages import TensorMessages
@@ -131,6 +131,8 @@ class Session:
         self._pulled_at: dict[int, int] = {}
         """Steps that were made when the newest pull of a fragment came."""
         self.final = ArrivingCut(count)
+        self._concluded_by: Connection | None = None
+        """The connection on which the manifest of the final cut came."""
         self._applied: list[_Applied | None] = [None] * count
         self.versions: tuple[int, ...] = (0,) * count
         """Version of each fragment that was last taken to be applied; 0 also before the first."""
@@ -218,18 +220,13 @@ class Session:
         if isinstance(message, Bcast):
             return self._accept_broadcast(connection, message, digest)
         if isinstance(message, Pull):
-            news = connection is self.connection and message not in self.pulls
-            if news:
-                self.pulls[:] = [p for p in self.pulls if p.fragment != message.fragment]
-                self.pulls.append(message)
-                self._pulled_at[message.fragment] = self.steps
-            return news
+            return self._accept_pull(connection, message)
         if isinstance(message, FinalFragment):
             return self.final.take(message, digest)
         if isinstance(message, Manifest):
             news = self.final.take_manifest(message)
             if news:
-                self.phase = Phase.FINALIZING
+                self.phase, self._concluded_by = Phase.FINALIZING, connection
             return news
         return self._accept_shutdown()
 
@@ -292,6 +289,20 @@ class Session:
                 self.broadcasts.remove(older)
                 break
         self.broadcasts.append(message)
+        return True
+
+    def _accept_pull(self, connection: Connection, pull: Pull) -> bool:
+        if connection is not self.connection or pull in self.pulls:
+            return False
+        manifest = self.final.manifest
+        if manifest is not None and connection is not self._concluded_by:
+            raise RunMismatch(
+                f"the run goes on: step {pull.step} is asked for, and this learner has the final "
+                f"cut of step {manifest.step}. Somebody has gone back behind it, or wants more "
+                "steps; start this learner again to take part")
+        self.pulls[:] = [p for p in self.pulls if p.fragment != pull.fragment]
+        self.pulls.append(pull)
+        self._pulled_at[pull.fragment] = self.steps
         return True
 
     def _confirm(self, fragment: int) -> None:

@@ -53,6 +53,7 @@ SHIELD_NS, SLICE_NS = 20 * MS, 10 * MS
 PAUSE_NS = 1000 * MS
 """Longest pause for a broadcast that is measured undisturbed."""
 STALLED_NS = 2 * 10**9
+SILENT_NS = 5 * 10**9
 TURN_SAID_NS, TURN_SAID_AGAIN_NS = 5 * 10**9, 30 * 10**9
 GROW_BELOW, SHRINK_ABOVE = 1.2, 1.4
 """Times that a broadcast takes of what it takes undisturbed; 1.5 is what it may."""
@@ -71,16 +72,17 @@ NAMED = 8
 
 
 class Turn:
-    """A member's place in the line. `begun`: its catch-up is queued. `front_ns`: it is in front
-    since then. `reads`: it is a reader, who is behind every member, and through when its queue is
-    empty."""
+    """A member's place in the line. `begun`: its catch-up is queued. `still`: it stands still, and
+    the rounds know it. `front_ns`: it is in front since then. `reads`: it is a reader, who is
+    behind every member, and through when its queue is empty."""
 
     __slots__ = ("acknowledged", "begun", "front_ns", "group", "progress_ns", "reads", "since_ns",
-                 "tell_ns")
+                 "still", "tell_ns")
 
     def __init__(self, group: Group, now_ns: int, reads: bool = False):
         self.group = group
         self.begun = self.reads = reads
+        self.still = False
         self.since_ns = self.progress_ns = self.front_ns = now_ns
         self.tell_ns = now_ns + TURN_SAID_NS
         self.acknowledged = 0
@@ -207,17 +209,20 @@ class CatchUps:
     """The line of those who catch up. `limit`: how many at once, None for as many as do no harm.
 
     versions(), images(group): of every fragment, as it is now; nothing if that ends the group.
-    notice(group, code, text): tells a learner what it waits for. A member that has no sign of
-    progress for `write_timeout_ns` is lost, as one is that takes no bytes.
+    notice(group, code, text): tells a learner what it waits for. stalled(group, is_still): what
+    the rounds are to know of a turn. A member that has no sign of progress for
+    `write_timeout_ns` is lost, as one is that takes no bytes.
 
     Large: the line, the broadcasts under way and the one timer belong together.
     """
 
     def __init__(self, loop: Loop, log: Log, *, versions: Callable[[], list[int]],
                  images: Callable[[Group], list[WireVersion]], limit: int | None,
-                 write_timeout_ns: int, notice: Callable[[Group, NoticeCode, str], None]):
+                 write_timeout_ns: int, notice: Callable[[Group, NoticeCode, str], None],
+                 stalled: Callable[[Group, bool], None]):
         self.loop, self.log, self.versions, self.images = loop, log, versions, images
         self.limit, self.write_timeout_ns, self.notice = limit, write_timeout_ns, notice
+        self.stalled = stalled
         self.line: dict[Group, Turn] = {}
         self.flights: list[Flight] = []
         self.headroom = Headroom()
@@ -231,6 +236,8 @@ class CatchUps:
     def ask(self, group: Group) -> None:
         """A member is to be caught up: at once if it lacks nothing, else in its turn."""
         turn = self.line.get(group)
+        if turn is not None:
+            turn.still = False  # of this catch-up nothing is known yet
         if (turn is not None and turn.begun) or group.outbox.has_taken(self.versions()):
             self._queue(group)
             group.pump()
@@ -448,6 +455,15 @@ class CatchUps:
         self._pass_on(now_ns)
         self.headroom.judge(now_ns, len(self.line) > self.at_once)
         self._serve()
+        self._tell_stalled(now_ns)
+
+    def _tell_stalled(self, now_ns: int) -> None:
+        """The rounds are to know whose catch-up stands still, and whose moves again: rule 2.8."""
+        for turn in list(self.line.values()):
+            is_still = turn.begun and now_ns - turn.progress_ns >= SILENT_NS
+            if is_still != turn.still and not turn.reads:
+                turn.still = is_still
+                self.stalled(turn.group, is_still)
 
     # rule 15.3
     def _pass_on(self, now_ns: int) -> None:

@@ -67,7 +67,9 @@ class Outgoing:
         self.catchups = CatchUps(
             loop, log, versions=self._versions,
             images=lambda group: self._all(Msg.BCAST_FRAGMENT, group), limit=catchups_max,
-            write_timeout_ns=write_timeout_ns, notice=notice)
+            write_timeout_ns=write_timeout_ns, notice=notice,
+            stalled=lambda group, is_still: handle(
+                events.Stalled(group.learner, group.generation, is_still)))
 
     def owners(self) -> dict[type, Callable[[Any], None]]:
         """Who carries out the actions that send something, each behind those before it."""

@@ -40,10 +40,18 @@ def join(port: int, learner: int) -> Learner:
                    fragments=FRAGMENTS, num_streams=2)
 
 
-def train(learners: list[Learner], version: int) -> None:
-    """Until a fragment of every learner has this version."""
-    until(lambda: min([max(each.step(1).versions) for each in learners]) >= version,
-          f"step {version}")
+def train(learners: list[Learner], step: int) -> None:
+    """Until every learner has answered the pull of a step, and none a later one."""
+    left = list(learners)
+
+    def answered(learner: Learner) -> bool:
+        return any(found == step for _, found in learner.step(1).answered)
+
+    def all_answered() -> bool:
+        left[:] = [each for each in left if not answered(each)]
+        return not left
+
+    until(all_answered, f"step {step}")
 
 
 def settled(learners: list[Learner]) -> list[int]:
@@ -71,7 +79,7 @@ def returned(learners: list[Learner], before: list[int | None]) -> None:
 def measured(directory, away_s: float) -> Bytes:
     """Four learners that all are waited for; the link of one of them is away for a while."""
     flags = ("--checkpoint-path", str(directory / "c"), "--checkpoint-every", "1", "--quorum",
-             str(LEARNERS), "--sync-interval-steps", "0", "--run", "blue")
+             str(LEARNERS), "--sync-interval-steps", "0", "--pipeline", "1", "--run", "blue")
     with (ServerProcess(directory, *flags, learners=LEARNERS, steps=STEPS) as server,
           ForgetfulProxy(server.port, idle_s=math.inf, notice_s=math.inf, every_s=math.inf,
                          seed=0) as link):

@@ -1,6 +1,6 @@
 """`Learner` that introduces itself, against servers that answer and one that does not know how."""
 
-import threading
+import re
 
 import numpy as np
 import pytest
@@ -103,9 +103,9 @@ def test_a_server_that_answers_learns_who_comes_and_says_where_the_run_is(key, s
             assert peer.receive_report() == LearnerReport(2.5, 1000.0)
             learner.report(loss=2.25, goodput=0.5)  # within the second: at a step boundary after it
             found = []
-            threading.Thread(target=lambda: found.append(peer.receive_report())).start()
+            reported = in_thread(lambda: found.append(peer.receive_report()) or found)
             step_until(learner, lambda _: found)
-            assert found == [LearnerReport(2.25, None, None, 0.5)]
+            assert reported() == [LearnerReport(2.25, None, None, 0.5)]
 
 
 def test_learner_0_brings_its_values_to_a_run_that_waits_and_to_no_other(server):
@@ -126,9 +126,9 @@ def test_learner_0_brings_its_values_to_a_run_that_waits_and_to_no_other(server)
         peer.close()
         peer, found = server.accept(), []
         learner.report(lr=1.0)
-        threading.Thread(target=lambda: found.append(peer.receive())).start()
+        received = in_thread(lambda: found.append(peer.receive()) or found)
         step_until(learner, lambda _: found)
-        assert found == [LearnerReport(lr=1.0)], "no INIT in front of it"
+        assert received() == [LearnerReport(lr=1.0)], "no INIT in front of it"
 
 
 def test_a_refusal_is_raised_by_the_constructor(server):
@@ -154,7 +154,8 @@ def test_an_answer_that_does_not_come_is_told_of_and_ends_with_close(stderr, mon
         with join(server) as learner:
             server.welcome = None  # nobody answers from now on
             server.accept().close()
-            told(stderr, "connected, and no answer for 0.1 s; waiting for 19.9 s more")
+            line = r"connected, and no answer for 0\.1 s; waiting for 1\d(\.\d)? s more"
+            until(lambda: re.search(line, stderr.getvalue()), "the line")
         with pytest.raises(LocalProtocolError, match="was closed"):
             learner.step(1)
         until(lambda: not client_threads(), "the threads end")

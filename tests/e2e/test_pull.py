@@ -292,7 +292,7 @@ def test_what_cannot_be_used_is_one_sentence_and_status_2(words, text):
 def test_nobody_there_is_status_1_when_patience_is_over(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    done = pulled(f"127.0.0.1:{port}", "-o", str(tmp_path / "m"), "--timeout-s", "0.2")
+    done = pulled(f"127.0.0.1:{port}", "-o", str(tmp_path / "m"), "--timeout-s", "2")
     assert done.returncode == 1
     assert "Connection refused" in one_sentence(done)
     assert not (tmp_path / "m").exists()
@@ -300,7 +300,7 @@ def test_nobody_there_is_status_1_when_patience_is_over(tmp_path):
 
 def test_a_run_that_does_not_begin_is_status_1_and_says_what_it_waits_for(tmp_path):
     with ServerThread(tmp_path, learners=3) as server:
-        done = pulled(f"127.0.0.1:{server.port}", "-o", str(tmp_path / "m"), "--timeout-s", "0.5")
+        done = pulled(f"127.0.0.1:{server.port}", "-o", str(tmp_path / "m"), "--timeout-s", "3")
     assert done.returncode == 1
     assert "a run to begin: its learners (3) bring the model" in one_sentence(done)
 

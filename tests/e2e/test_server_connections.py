@@ -79,8 +79,9 @@ def test_a_group_goes_on_over_the_data_sockets_that_came(tmp_path, monkeypatch):
     monkeypatch.setattr(promised, "STREAMS_WAIT_NS", 50_000_000)
     with ServerThread(tmp_path) as server:
         with ScriptedLearner(server.port, 0, SMALL, streams=4, connect=False) as learner:
-            learner.dial()
             learner.dial_data(1)
+            wait_until(lambda: server.server.door.waiting, "it is there before the HELLO")
+            learner.dial()
             line = server.log.wait(MISSING, learner=0)
             assert (line["level"], line["streams"], line["declared"]) == ("warning", "0,2,3", 4)
             learner.send_init([ONES])
@@ -95,8 +96,9 @@ def test_a_message_that_waits_for_a_socket_which_never_comes(tmp_path, monkeypat
         monkeypatch.setattr(promised, name, 50_000_000)
     with ServerThread(tmp_path) as server:
         with ScriptedLearner(server.port, 0, SMALL, streams=2, connect=False) as learner:
-            learner.dial()
             data = learner.dial_data(0)
+            wait_until(lambda: server.server.door.waiting, "it is there before the HELLO")
+            learner.dial()
             inner = encode.frame(Msg.INIT_PARAMS, encode.init_head(0) + ONES.tobytes())
             data.sendall(encode.frame(Msg.CHUNK, CHUNK_HEAD.pack(7, len(inner), 0) + inner[:20]))
             text = learner.error()

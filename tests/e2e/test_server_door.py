@@ -242,6 +242,7 @@ def test_a_socket_without_a_first_frame_is_closed_in_time(tmp_path, monkeypatch)
             stranger.control = stranger.open_socket()
             stranger.send(b"\xde\xc0")
             stranger.ended()
+        monkeypatch.undo()
         finish_alone(ScriptedLearner(server.port, 0, SMALL))
         assert server.wait() == 0
 

@@ -17,6 +17,7 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     at 5 heartbeat 0.1 local=7
     at 6 gone 0.1                        its connection ends
     at 9 caughtup 0.2 [5 2]              catch-up done; without [..]: the current versions
+    at 9 stalled 0.2 [moves]             of its catch-up nothing is taken for 5 s; or it moves again
     at 9 merged t2 [error words]         only with `merges by hand`; also: drop=1:7,0:7 (the
                                          second contribution is left out, for element 7, then the
                                          first) and `again` (nothing finite is left)
@@ -184,6 +185,9 @@ class Scenario:
             versions = tuple(map(int, " ".join(rest).strip("[]").split()))
             event = event._replace(delivered=versions)
         return event
+
+    def stalled(self, learner, generation, rest):
+        return ev.Stalled(learner, generation, rest != ["moves"])
 
     def budget(self, learner, generation, rest):
         return ev.BudgetDone(learner, generation, int(rest[0]))

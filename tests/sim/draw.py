@@ -12,11 +12,11 @@ from tests.sim.disk import DIRECTORY, PATH
 from tests.toy_driver import toy_config
 
 LEARNER_FAULTS = ("drop", "restart", "dial_again", "garbage", "lose_stream", "dribble", "deaf",
-                  "vanish", "ghost")
+                  "vanish", "ghost", "mute")
 SERVER_FAULTS = ("kill", "power", "signal", "no_memory", "overflow", "stale", "false_report")
 """After which a process has ended, or may have."""
 FAULTS = (*LEARNER_FAULTS, *SERVER_FAULTS, "stall", "leave", "stranger", "no_descriptors", "freeze",
-          "full_tape", "unread", "second_server", "chown", "system_call")
+          "full_tape", "unread", "second_server", "second_fleet", "chown", "system_call")
 LARGE = Layout((FragmentLayout(AVG, (2_300_000, 20_000, 7)),))
 LARGE_SETTINGS = {"step_ms": (500, 1000), "capacity": 64 << 20, "ns_per_byte": 0.01,
                   "chunk_bytes": 4 << 20, "inline_elements": 131_072, "duplicate": 0,

@@ -17,7 +17,7 @@ from syncer.exits import Exit
 from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.hello import Hello
-from tests.sim import operator, reader, renumbered, scale, strangers
+from tests.sim import operator, outcome, reader, renumbered, scale, strangers
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk
 from tests.sim.draw import (
@@ -30,14 +30,12 @@ from tests.sim.draw import (
     draw_settings,
 )
 from tests.sim.history import History, Witness
-from tests.sim.introduced import RunOfFleet, tells_of_another_run
+from tests.sim.introduced import RunOfFleet
 from tests.sim.learner import SimLearner
-from tests.sim.marks import SAID
 from tests.sim.neglect import Neglect
 from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
 from tests.sim.server import SimServer
 from tests.sim.system import LogLines, Scarce, SimSystem, SimTape
-from tests.sim.told import check_generations, check_tape
 
 RESTARTS = (Exit.NOT_WRITTEN, Exit.NEVER_STARTED, 128 + 15)
 """Statuses after which a server is started again, as an operator would: a checkpoint that could not
@@ -90,8 +88,8 @@ class Fleet:
         self.fault_gap_ns = world.between(50, 5000) * MS
         self.faults_end_ns = int(world.between(1, 4 if self.large else 60) * SECOND)
         self.marks: set[str] = set()
-        self.generations: set[int] = set()
-        """Of all HELLOs."""
+        self.generations: dict[int, int] = {}
+        """Of all HELLOs, and whose they were."""
         self.disk = Disk(world, world.between(1, 5000))
         if self.config.checkpoint_path or self.config.final_state:
             self.disk.fault_chance = rng.choice([0, 0, 0.05, 0.3])
@@ -151,7 +149,7 @@ class Fleet:
 
     def hello(self, learner: int, generation: int) -> Hello:
         """What a learner of this run says."""
-        self.generations.add(generation)
+        self.generations[generation] = learner
         return Hello(learner, generation, self.dtype, self.layout, self.fingerprint, self.contract,
                      self.profile, self.settings["streams"], self.group)
 
@@ -218,15 +216,20 @@ class Fleet:
             self.roll_back(step)
         elif self.server.raised:
             operator.start_finished_again(self)
+        if config.resume == "auto":
+            self.marks.add("started again by a supervisor")
 
     def roll_back(self, step: int) -> None:
-        """Learners keep anchors that this history has not got: somebody starts them again, too."""
+        """Learners keep anchors that this history has not got: somebody starts those again, too,
+        that cannot know."""
         self.marks.add("rolled back")
         self.other_history = True
         self.history.shown_step = step
         soon = self.config.learner_budget_steps is not None  # reports what it did before
         for learner in self.learners:
-            operator.start_again(learner, 0 if soon else self.world.rng.random() * 20 * SECOND)
+            if soon or learner.is_left_behind:
+                operator.start_again(
+                    learner, 0 if soon else self.world.rng.random() * 20 * SECOND)
 
     def check_resumed(self, state: dict[str, Any] | None) -> None:
         """13: what is on the disk is one cut of this run, and with every step saved the newest."""
@@ -270,6 +273,9 @@ class Fleet:
 
     def fault_stranger(self) -> None:
         strangers.visit(self)
+
+    def fault_second_fleet(self) -> None:
+        strangers.SecondFleet(self)
 
     def fault_no_descriptors(self) -> None:
         numbers = (errno.EMFILE, errno.ENOMEM, errno.ECONNABORTED, errno.EINTR)
@@ -335,20 +341,8 @@ class Fleet:
         scale.forgive()
 
     def refused(self, learner: SimLearner, error: Exception) -> None:
-        """A learner was told off: only for what it did, which the faults of this run explain.
-
-        After a roll back it may also see another version of the same number, or, if it has
-        introduced itself, a run that begins anew.
-        """
-        self.marks.add("a learner was refused")
-        text = str(error)
-        if self.other_history and tells_of_another_run(self, error):
-            return
-        twice = "duplicate connection generation" in text and "stranger" in self.faults
-        false = "BUDGET_DONE" in text and "false_report" in self.faults
-        assert (learner.misconfigured or "garbage" in self.faults or twice or false
-                or (self.other_history and "other bytes" in text)), (
-                    f"learner {learner.learner}: {error}")
+        """A learner was told off."""
+        outcome.look_refused(self, learner, error)
 
     # ---- play and judge --------------------------------------------------------------------------
 
@@ -365,6 +359,11 @@ class Fleet:
             end_ns = self.world.now_ns + 5 * SECOND
             while self.world.now_ns < end_ns and self.world.step():
                 pass
+
+    @property
+    def lost_processes(self) -> bool:
+        """Whether a process ended without having finished what it had begun."""
+        return any(mark.startswith(("server lost", "ended with status 1")) for mark in self.marks)
 
     @property
     def patience_ns(self) -> int:
@@ -448,53 +447,5 @@ class Fleet:
         self.replace_server()
 
     def check(self) -> None:
-        server = self.server
-        if not self.settings["hello_inline"]:
-            self.marks.add("HELLOs are read on the workers")
-        said = b"".join(self.lines.lines)
-        for words, mark in SAID.items():
-            if words in said:
-                self.marks.add(mark)
-        check_generations(self)
-        if not server.complete:
-            assert "no learner is connected" in server.exit_text, server.exit_text
-            assert not self.config.fixed_roster
-            return
-        count = len(self.layout.fragments)
-        merged = [merge.fragment for merge in self.history.merges]
-        taken = self.config.total_steps - sum(self.history.short.values())
-        assert merged == [t % count for t in range(taken)], merged
-        steps = [merge.step for merge in self.history.merges]
-        assert steps == sorted(set(steps)), steps
-        assert self.last_step == server.scheduler.global_step
-        assert server.scheduler.ledger == self.history.ledger()
-        check_tape(self)
-        final = [params for _, params, _ in self.history.current()]
-        self.check_disk(final)
-        assert server.over_before or server.scheduler.final_cut.acknowledged, (
-            "nobody has the result")
-        for learner in self.learners:
-            if learner.done:
-                for fragment, values in enumerate(learner.values):
-                    assert values.tobytes() == final[fragment], (
-                        f"learner {learner.learner} ends with other values than the server")
-
-    @property
-    def lost_processes(self) -> bool:
-        """Whether a process ended without having finished what it had begun."""
-        return any(mark.startswith(("server lost", "ended with status 1")) for mark in self.marks)
-
-    def check_disk(self, final: list[bytes]) -> None:
-        """The file holds the end of the run, and its marker says so if one was asked for."""
-        if not self.saves:
-            return
-        assert self.disk.durable_step() == self.last_step
-        state = self.disk.load(self.config)
-        assert [entry[1].tobytes() for entry in state["cut"]] == final
-        assert state["ledger"] == self.server.scheduler.ledger
-        marked = self.last_step if self.config.mark_final_checkpoint else None
-        assert self.disk.marked_step() == marked
-        left = [name for name in self.disk.names if name.endswith(".tmp")]
-        troubled = self.server.system.files.troubled or self.lost_processes
-        assert not left or troubled, f"left behind: {left}"
-        assert PATH in self.disk.durable_names
+        """What must be true of a run that is over."""
+        outcome.check(self)

@@ -27,7 +27,8 @@ from tests.sim.lane import Killed
 from tests.sim.marks import Marks
 from tests.watch import Watch
 
-Part = tuple[act.Contribution, np.ndarray]
+Part = tuple[act.Contribution, np.ndarray | None]
+"""What was pushed, and its values as long as the merge may still be taken."""
 Cut = list[tuple[int, bytes, dict[str, bytes]]]
 """(version, parameters, optimizer state by name) of every fragment."""
 
@@ -53,6 +54,9 @@ class History:
     def __init__(self, config: Config, layout: Layout, seed: int, bf16: bool):
         self.config, self.layout, self.seed, self.bf16 = config, layout, seed, bf16
         self.merges: list[Merge] = []
+        self.told: list[tuple[Any, tuple[int, bytes, dict[str, bytes]]] | None] = (
+            [None] * len(layout.fragments))
+        """Of each fragment the version that `current` was asked about last: cuts share bytes."""
         self.cuts: dict[int, Cut] = {}
         self.store = self.new_store()
         self.renumbered = 0
@@ -79,8 +83,11 @@ class History:
         self.store.adopt(fragment, values.copy())
 
     def current(self) -> Cut:
-        versions = [self.store.current(f) for f in range(len(self.layout.fragments))]
-        return [_bytes_of(version) for version in versions]
+        for fragment, told in enumerate(self.told):
+            version = self.store.current(fragment)
+            if told is None or told[0] is not version:
+                self.told[fragment] = version, _bytes_of(version)
+        return [told[1] for told in self.told]
 
     def note_cut(self, step: int) -> None:
         self.cuts[step] = self.current()
@@ -95,7 +102,7 @@ class History:
         self.store.publish(prepared)
         left = {dropped.position for dropped in merge.dropped}
         self.merges.append(merge._replace(
-            parts=[part for i, part in enumerate(merge.parts) if i not in left]))
+            parts=[(c, None) for i, (c, _) in enumerate(merge.parts) if i not in left]))
         self.note_cut(merge.step)
 
     def prepare(self, merge: Merge) -> Any:

@@ -107,10 +107,12 @@ class SimLearner:
         if wrong == "contract" and not fleet.model_is_fixed:
             wrong = None                          # it would be what fixes the session
         self.misconfigured = wrong is not None
+        introduction = None if self.eager else introduction_of(
+            fleet, self.learner, bytes(32) if wrong == "contract" else None)
+        self.introduced = introduction is not None
         self.session = (EagerSession if self.eager else Session)(
             fleet.layout, fleet.fingerprint, learner=self.learner, dtype=fleet.dtype,
-            introduction=None if self.eager else introduction_of(
-                fleet, self.learner, bytes(32) if wrong == "contract" else None),
+            introduction=introduction,
             num_streams=self.settings["streams"], compat_group=fleet.group,
             contract=bytes(32) if wrong == "contract" else fleet.contract,
             profile_hash=bytes(32) if wrong == "profile" else fleet.profile,
@@ -154,12 +156,15 @@ class SimLearner:
     def received(self, connection, link: Link, stream: int, data: bytes) -> None:
         if link is not self.link or self.session.error is not None:
             return
+        newest = max(self.session.versions)
         try:
             for inbound in self.taken(connection, stream, data):
                 if inbound.msg_type == Msg.BCAST_FRAGMENT:
                     self.init_sent = True  # the run has begun: everything has its first value
                 elif inbound.msg_type == Msg.WELCOME:
                     check_welcome(self.fleet, self.session, inbound.message)
+                    if newest > max(self.session.versions):
+                        self.fleet.marks.add("a lost run was begun anew")
                     self.opened(link)
                 elif inbound.msg_type == Msg.NOTICE:
                     self.fleet.marks.add("a notice has come")
@@ -186,6 +191,11 @@ class SimLearner:
                 if self.session.accept(connection, inbound):
                     found.append(inbound)
         return found
+
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether somebody must start it again when the server has begun anew: it cannot know."""
+        return self.done or not self.introduced
 
     def restart_if(self, process: int) -> None:
         if process == self.process and not self.done:
@@ -321,13 +331,23 @@ class SimLearner:
 
     def ghost(self) -> None:
         """A connection that it has given up: only now its HELLO comes, and nothing after it."""
-        if self.link is None:
-            return
+        if self.link is not None:
+            self.world.after(1 * SECOND, self.second_wire().vanish, self.session.heartbeat(),
+                             self.world.between(10, 50_000) * MS)
+
+    def mute(self) -> None:
+        """Somebody says that he is this learner, and neither speaks after that nor reads."""
+        if self.link is not None:
+            wire = self.second_wire()
+            wire.pause()
+            self.world.after(self.world.between(100, 60_000) * MS, wire.close)
+
+    def second_wire(self) -> Wire:
+        """Beside its own, with a HELLO that nobody has seen before."""
         hello = self.fleet.hello(self.learner, self.world.rng.getrandbits(64) | 1)
         wire = Wire(self.fleet.network, 0, lambda data: None, lambda: None)
         wire.write(encode_hello(hello, self.fleet.key))
-        self.world.after(1 * SECOND, wire.vanish, self.session.heartbeat(),
-                         self.world.between(10, 50_000) * MS)
+        return wire
 
     def leave(self) -> None:
         self.redial_s = 30

@@ -15,7 +15,8 @@ REQUIRED = frozenset({
     "late joiner pulled into open round", "rebound outstanding pull", "recovery replay",
     "older connection is current again", "superseded tail", "a mute connection gave way",
     "a silent connection gave its slot away", "a late frame of the dead", "exact fold rebuilt",
-    "final cut again", "a learner was refused",
+    "a catch-up stands still", "a connection that takes nothing gave way", "final cut again",
+    "a learner was refused",
     "catch-up waits for its turn", "catch-up begins after its wait",
     # readers
     "a reader has a cut", "a reader has the final cut", "a reader was shut down",
@@ -43,6 +44,8 @@ REQUIRED = frozenset({
     "saved shutdown", "saved budget-cutoff", "not saved: round", "not saved: periodic",
     "not saved: final", "not saved: shutdown", "signal while a step was written",
     # servers that end and begin
+    "renumbered", "started again by a supervisor", "a lost run was begun anew", "told: RunLost",
+    "trains again after a final cut", "told that its end is none any more",
     "resumed", "server lost: kill", "server lost: power", "ended with status 5",
     "ended with status 143", "rolled back", "resumed at a step that nobody had seen",
     "resumed at the end", "learner-budget cutoff checkpoint written", "second process of a budget",
@@ -62,13 +65,14 @@ REQUIRED = frozenset({
         "a HELLO in a strict run", "a HELLO of another session", "a HELLO of another layout",
         "a HELLO of another profile and session", "a HELLO with a block that is cut",
         "a HELLO with a block that is longer than it", "a HELLO with records behind each other",
-        "a HELLO of a reader", "a report of nobody", "a HELLO of another run")),
+        "a HELLO of a reader", "a report of nobody", "a HELLO of another run",
+        "a HELLO of an earlier process")),
     "HELLOs are read on the workers", "a fragment was kept", "a notice has come",
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
         "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread", "away",
-        "vanish", "ghost")),
+        "vanish", "ghost", "mute", "second_fleet")),
     "a broadcast waited for memory", "a computation waited for memory", "told off",
     "log lines lost", "event tape takes nothing", "event tape records lost",
 })
@@ -105,6 +109,8 @@ class Marks:
         if isinstance(event, ev.Heartbeat) and event.learner in scheduler.members.older and (
                 self.current[event.learner] is None):
             self.found.add("a late frame of the dead")
+        if isinstance(event, ev.Stalled) and event.is_still:
+            self.found.add("a catch-up stands still")
         if isinstance(event, ev.CaughtUp):
             current = scheduler.members.current[event.learner]
             if current is None or current.generation != event.generation:
@@ -137,6 +143,8 @@ class Marks:
         self.found.add(reason)
         if reason == "older connection is current again" and self.current[action.fields["learner"]]:
             self.found.add("a mute connection gave way")
+            if self.current[action.fields["learner"]].stalled:
+                self.found.add("a connection that takes nothing gave way")
         if reason == "rebound outstanding pull" and (
                 action.fields["learner"], action.fields["died"]) in self.scheduler.members.members:
             self.found.add("a silent connection gave its slot away")

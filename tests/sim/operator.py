@@ -111,8 +111,10 @@ def start_again(learner: SimLearner, delay_ns: float) -> None:
 
 
 def start_finished_again(fleet: Fleet) -> None:
-    """A run goes on behind a final cut that was out: who has got that makes no more steps."""
+    """A run goes on behind a final cut that was out. Who has been let go with it makes no more
+    steps; who still waits to be is told so by the server."""
     for learner in fleet.learners:
         if learner.done or learner.session.phase is not Phase.TRAINING:
             fleet.marks.add("trains again after a final cut")
+        if learner.done:
             start_again(learner, fleet.world.rng.random() * 20 * SECOND)

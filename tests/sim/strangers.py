@@ -14,7 +14,7 @@ from syncer.wire.encode import encode_data_hello, encode_hello, frame, frame_hea
 from syncer.wire.extension import Extension, Held, Role, RunClaim
 from syncer.wire.hello import Hello, hello_mac
 from syncer.wire.messages import DataHello
-from tests.sim.clock import MS
+from tests.sim.clock import MS, SECOND
 from tests.sim.network import Wire
 
 STAYS_MS_MAX = 60_000
@@ -78,6 +78,11 @@ def openings(fleet: Any) -> dict[str, bytes]:
             hello._replace(compat_group="other"), fleet.key)
     found |= introductions(fleet, hello)
     members = fleet.server.scheduler.members
+    before = [generation for generation, whose in fleet.generations.items()
+              if whose == learner.learner and generation not in members.used[whose]]
+    if before and not fleet.server.ended:
+        found["a HELLO of an earlier process"] = encode_hello(
+            hello._replace(generation=rng.choice(before)), fleet.key)
     gone = [generation for generation in members.used[learner.learner]
             if (learner.learner, generation) not in members.members]
     if gone:
@@ -112,6 +117,35 @@ def introductions(fleet: Any, hello: Hello) -> dict[str, bytes]:
         found["a HELLO of another run"] = encode_hello(hello._replace(
             contract=run_contract(bytes(32), "other"), extension=other), key)
     return found
+
+
+class SecondFleet:
+    """All ids of a fleet dial under another name of the run, again and again for a while: each time
+    both names are in the answer, and nothing else comes of it."""
+
+    def __init__(self, fleet: Any, apart_ns: float = 0, lasts_ns: float = 0):
+        self.fleet = fleet
+        self.apart_ns = apart_ns or fleet.world.between(50, 5000) * MS
+        self.end_ns = fleet.world.now_ns + (lasts_ns or fleet.world.between(100, 30_000) * MS)
+        self.came: list[Stranger] = []
+        self.dial()
+
+    def dial(self) -> None:
+        fleet, world = self.fleet, self.fleet.world
+        if world.now_ns >= self.end_ns:
+            return
+        if fleet.model_is_fixed or fleet.strict_and_resumed:
+            base = fleet.identity.base
+            hello = fleet.hello(world.rng.randrange(fleet.config.learners),
+                                world.rng.getrandbits(64) | 1)
+            self.came.append(Stranger(fleet, encode_hello(hello._replace(
+                contract=run_contract(base, "red"), num_streams=0,
+                extension=Extension(run=RunClaim(base, "red"))), fleet.key), 5 * SECOND))
+        world.after(self.apart_ns, self.dial)
+
+    @property
+    def answers(self) -> list[bytes]:
+        return [bytes(stranger.answer) for stranger in self.came if stranger.answer]
 
 
 def proved(body: bytes, key: bytes | None) -> bytes:

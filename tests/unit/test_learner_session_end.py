@@ -4,7 +4,7 @@
 import pytest
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError
-from syncer.learner import ConnectionFailed
+from syncer.learner import ConnectionFailed, RunMismatch
 from syncer.learner.session import Phase
 from syncer.protocol import Msg
 from syncer.wire import encode
@@ -51,6 +51,21 @@ def test_broadcasts_do_not_complete_a_cut_and_are_not_handed_out_any_more():
     assert session.due_pulls() == []
     with pytest.raises(LocalProtocolError, match="before the whole final cut"):
         session.acknowledge()
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_a_pull_behind_the_final_cut_ends_it(acknowledged):
+    """On another connection: the run has gone back, and nobody will ever be sent the rest."""
+    session = make()
+    connection = session.connect(1)
+    connection.feed(0, final(0, 4, 1.0) + manifest(4, 4, 3) + pull(0, 5))
+    if acknowledged:
+        connection.feed(0, final(1, 3, 2.0))
+        session.acknowledge()
+    connection = session.connect(2)
+    connection.feed(0, bcast(0, 2, 9.0) + bcast(1, 1, 9.0))
+    with pytest.raises(RunMismatch, match=r"step 3 is asked for.* final cut of step 4.*start this"):
+        connection.feed(0, pull(0, 3))
 
 
 def test_final_fragments_follow_the_three_rules_in_a_cache_of_their_own():

@@ -103,6 +103,7 @@ GIVEN = {
     "Folded": lambda d: ev.Folded(1, 1, 0),
     "CaughtUp": lambda d: ev.CaughtUp(
         0, d.scheduler.members.latest[0], tuple(d.versions)),
+    "Stalled": lambda d: ev.Stalled(0, d.scheduler.members.latest[0]),
     "MergeDone": lambda d: ev.MergeDone(1, 0, 0.0),
     "Synced": lambda d: ev.Synced(1, 0),
     "Saved": lambda d: ev.Saved(d.saving or act.SaveKind.ROUND, d.scheduler.global_step),
@@ -123,7 +124,7 @@ def arranged(phase: Phase, event: str) -> ToyDriver:
     elif phase == Phase.RUNNING and event == "Synced":
         commit(driver, 1)
         driver.feed(1, ev.Saved(driver.saving, 1))
-    elif phase == Phase.RUNNING and event == "CaughtUp":
+    elif phase == Phase.RUNNING and event in ("CaughtUp", "Stalled"):
         driver.feed(1, ev.Disconnected(0, 1))
         driver.feed(1, driver.hello(0, 2))
     elif phase == Phase.WAITING and event == "Init":
@@ -139,7 +140,7 @@ def arranged(phase: Phase, event: str) -> ToyDriver:
 def state(driver: ToyDriver) -> tuple:
     """What an event can change and a person can see."""
     s = driver.scheduler
-    members = [(m.key, m.held, m.step_time_s) for m in s.members.members.values()]
+    members = [(m.key, m.held, m.stalled, m.step_time_s) for m in s.members.members.values()]
     rounds = [(r.step, r.state, r.attempt, r.answered) for r in s.rounds.values()]
     leases = None if s.budget is None else dict(s.budget.leases)
     return (s.phase, members, rounds, leases, s.saves.outstanding, s.saves.wanted, s.global_step,

@@ -61,17 +61,26 @@ cdef object as_folded(Round round, object contribution):
         payload=None, weight=round.weights[contribution.learner, contribution.carried])
 
 
+cdef double surely_fair(list weighed) except? -1:
+    """A weight that is not capped beside these, whose ever it is: at most two of them are its own
+    learner's, so that the lower median of the others is never below this."""
+    return RATIO * <double>weighed[max(0, (len(weighed) - 1) // 2 - 1)][0]
+
+
+cdef bint any_over(list weighed) except -1:
+    """May one of these have to be capped?"""
+    return len(weighed) > 0 and weighed[len(weighed) - 1][0] > surely_fair(weighed)
+
+
 # rule 7.6
 cpdef double most_over(list weighed, object learner, double weight) except? -1:
     """What this weight is capped at beside these others, or itself.
 
     weighed: (weight, learner), ascending, all positive; entries of the learner itself do not count.
     """
-    cdef Py_ssize_t n = len(weighed)
     cdef list others
     cdef double most
-    # at most two entries are its own, so that the lower median of the others is never below this
-    if n == 0 or weight <= RATIO * <double>weighed[max(0, (n - 1) // 2 - 1)][0]:
+    if not weighed or weight <= surely_fair(weighed):
         return weight
     others = [w for w, who in weighed if who != learner]
     if not others:

@@ -47,7 +47,7 @@ from syncer.core.rounds.carry cimport Carried, CarryQueue
 from syncer.core.rounds.closing cimport (
     Verdict, arm_grace, launch_interval_ns, relaunch_needs, time_of_verdict, verdict_of)
 from syncer.core.rounds.contributions cimport (
-    contribution_of, contributions_of, most_over, weighed_of)
+    any_over, contribution_of, contributions_of, most_over, weighed_of)
 from syncer.core.rounds.ground cimport Ground
 from syncer.core.rounds.membership cimport LONG_AGO, Member
 from syncer.core.rounds.round cimport Round, Slot
@@ -189,16 +189,16 @@ cdef class Gathering(Ground):
         return contribution._replace(weight=most * contribution.discount)
 
     cdef int pull(self, Round round, tuple members) except -1:
-        if round.asking:
-            for key in members:
-                round.asked(key[0])
+        round.pulled(members, self.now_ns)
         return self.emit(act.Pull(members, round.fragment, round.step, round.attempt))
 
     # ---- close, quorum timeout -----------------------------------------------------------------
 
     cdef int settle_all(self) except -1:
+        """Those that have changed or whose time has come; the others would wait as before."""
         cdef Round round
-        for round in list(self.gathering):
+        cdef list due = [round for round in self.gathering if self.now_ns >= round.verdict_ns]
+        for round in due:
             self.settle(round)
         return 0
 
@@ -213,6 +213,7 @@ cdef class Gathering(Ground):
             self.quorum_timeout(round)
         else:
             self.look_too_few(round)
+        round.verdict_ns = time_of_verdict(self.policy, round)
         return 0
 
     cdef int close(self, Round round) except -1:
@@ -221,7 +222,8 @@ cdef class Gathering(Ground):
         cdef list weighed
         if not round.folds:
             weighed = weighed_of(self.policy, merged)
-            merged = [self.capped(round, contribution, weighed) for contribution in merged]
+            if any_over(weighed):
+                merged = [self.capped(round, contribution, weighed) for contribution in merged]
         self.gathering.remove(round)
         round.start_computing(tuple(merged))
         self.look_weightless(round)
@@ -274,7 +276,8 @@ cdef class Gathering(Ground):
         cdef list missing = []
         for member in self.members.launchable():
             slot = round.slots[member.learner]
-            if slot.push is None:
+            if slot.push is None and (
+                    self.now_ns >= slot.pulled_ns + self.policy.quorum_timeout_ns):
                 missing.append(member.key)
         round.quorum_deadline_ns = self.now_ns + self.policy.quorum_timeout_ns
         fields["pulled"] = [key[0] for key in missing]
@@ -353,7 +356,7 @@ cdef class Gathering(Ground):
         if len(self.rounds) < self.depth and self.next_step <= self.policy.total_steps:
             due = self.next_launch_ns()
         for round in self.gathering:
-            due = min(due, time_of_verdict(self.policy, round))
+            due = min(due, round.verdict_ns)
         return due
 
     cdef list free_everything(self):

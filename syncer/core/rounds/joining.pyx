@@ -113,8 +113,12 @@ cdef class Joining(Gathering):
         """Slots of older connections that have been silent for long become the current ones'."""
         cdef Round round
         cdef Slot slot
+        cdef list learners
+        if not self.members.older:
+            return 0
+        learners = sorted(self.members.older)
         for round in self.gathering:
-            for learner in sorted(self.members.older):
+            for learner in learners:
                 slot = self.silent_slot(round, learner)
                 if slot is not None and self.now_ns >= slot.member.quiet_since_ns() + SILENCE_NS:
                     self.pass_on(round, slot, self.members.current[learner])
@@ -158,6 +162,8 @@ cdef class Joining(Gathering):
         cdef Slot slot
         cdef Member member
         for round in self.gathering:
+            if not round.asking:
+                continue
             for learner in sorted(round.asking):
                 slot = round.asking[learner]
                 member = self.answerer(slot)
@@ -181,13 +187,15 @@ cdef class Joining(Gathering):
         cdef Round round
         cdef Slot slot
         for round in self.gathering:
-            for slot in round.asking.values():
-                if self.answerer(slot) is not None:
-                    due = min(due, slot.again_ns)
-            for learner in self.members.older:
-                slot = self.silent_slot(round, learner)
-                if slot is not None:
-                    due = min(due, slot.member.quiet_since_ns() + SILENCE_NS)
+            if round.asking:
+                for slot in round.asking.values():
+                    if self.answerer(slot) is not None:
+                        due = min(due, slot.again_ns)
+            if self.members.older:
+                for learner in self.members.older:
+                    slot = self.silent_slot(round, learner)
+                    if slot is not None:
+                        due = min(due, slot.member.quiet_since_ns() + SILENCE_NS)
         return due
 
     # ---- who has gone --------------------------------------------------------------------------

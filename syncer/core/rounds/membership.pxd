@@ -16,6 +16,7 @@ cdef class Member:
     cdef readonly tuple key                  # (learner, generation), shared by every action
     cdef readonly bint connected
     cdef readonly bint held                  # a catch-up is under way: in no new expected set
+    cdef readonly bint stalled               # its catch-up stands still: its peer takes none of it
     cdef readonly tuple delivered            # versions of the fragments at its tail; None before
     cdef readonly frozenset kept             # fragments that its learner had at its HELLO
     cdef readonly double step_time_s         # < 0: no estimate
@@ -62,6 +63,9 @@ cdef class Membership:
     cdef int started(self, long long now_ns) except -1
     cdef Member leave(self, object learner, object generation, long long now_ns)
     cdef int hold(self, Member member) except -1
+    cdef int stall(self, Member member, bint still) except -1
+    cdef bint is_served(self, Member member)
+    cdef int run_is_over(self) except -1
     cdef int unhold(self, Member member, tuple delivered, long long now_ns) except -1
     cdef list launchable(self)
     cdef int observe(self, Member member, long long now_ns, unsigned long long local_step) except -1

@@ -26,6 +26,11 @@ does, if nothing came of the current one between the two. One that has shown it 
 loses no place by having nothing to say for long. If the wrong one has won, its rival wins by the
 same rule.
 
+rule 2.8. Who is being caught up may have nothing to say for as long as that takes: what shows its
+life is that it takes the bytes. A peer that takes none of them for 5 s, though it is its turn, is
+as silent as one that says nothing. Otherwise a HELLO that somebody has recorded, and that never
+reads, would keep the learner out until a write times out.
+
 rule 2.2. Every connection has a generation of its own. A HELLO whose generation has been used is
 refused, also when its first connection has gone: somebody has recorded it, MAC and all, and would
 be its learner's newest connection. What is remembered is bounded for each learner, so that nobody
@@ -214,7 +219,7 @@ cdef class Membership:
             for other in self.older.get(member.learner, ()):
                 other.claim_ns = NEVER
             return False
-        if current is None or current.held or current.established():
+        if current is None or self.is_served(current) or current.established():
             return False
         if member.claim_ns == NEVER:
             member.claim_ns = now_ns
@@ -268,10 +273,34 @@ cdef class Membership:
 
     cdef int hold(self, Member member) except -1:
         """A current member's catch-up begins."""
+        member.stalled = False
         if not member.held:
             member.held = True
             self.launchable_count -= 1
             self.slowest_known = False
+        return 0
+
+    # rule 2.8
+    cdef int stall(self, Member member, bint still) except -1:
+        """The catch-up of a member stands still, or moves again, which is a sign of life."""
+        cdef Member other
+        member.stalled = still
+        if not still and self.is_current(member):
+            for other in self.older.get(member.learner, ()):
+                other.claim_ns = NEVER
+        return 0
+
+    cdef bint is_served(self, Member member):
+        """Is it being caught up, and takes it what it is sent?"""
+        return member.held and not member.stalled
+
+    cdef int run_is_over(self) except -1:
+        """The last step is committed: nobody is caught up any more."""
+        cdef Member member
+        for member in self.members.values():
+            self.launchable_count += member.held and self.is_current(member)
+            member.held = False
+        self.slowest_known = False
         return 0
 
     cdef int unhold(self, Member member, tuple delivered, long long now_ns) except -1:

@@ -15,6 +15,7 @@ cdef class Slot:
     cdef readonly bint holds                 # the push's payload is still ours to give back
     cdef readonly long long again_ns         # when it is asked again; NEVER: it is not
     cdef long long pause_ns                  # between its last refusal and that; 0 before any
+    cdef long long pulled_ns                 # its learner was asked for it last
 
 
 cdef class Round:
@@ -36,6 +37,7 @@ cdef class Round:
     cdef readonly long long patience_ns      # from launch to there, of this attempt
     cdef readonly bint outrun                # in this attempt: an answer to an earlier one came
     cdef readonly long long quorum_ns        # when quorum was first seen
+    cdef readonly long long verdict_ns       # before that it just waits; 0: it has changed
     cdef readonly long long grace_deadline_ns
     cdef readonly long long grace_ns
     cdef readonly list released              # ids whose slot left E
@@ -64,6 +66,7 @@ cdef class Round:
     cdef int heard_late(self, Slot slot, object push) except -1
     cdef int drop_slot(self, Py_ssize_t learner) except -1
     cdef int ask_later(self, Slot slot, long long now_ns) except -1
+    cdef int pulled(self, tuple members, long long now_ns) except -1
     cdef int asked(self, Py_ssize_t learner) except -1
     cdef int pass_on(self, Slot slot, Member member) except -1
     cdef int join(self, Member member) except -1

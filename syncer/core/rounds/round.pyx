@@ -2,8 +2,9 @@
 
 Holds the expected set with its slots, the attempt, the deadlines, the late pushes that joined, and
 afterwards the result's figures. It changes only through the methods below; must not decide anything
-or emit actions. The sums (answered, capacities) are kept, not made: a fleet of thousands pushes to
-dozens of open rounds, and every push asks every round whether it may close.
+or emit actions. The sums (answered, capacities) are kept, not made, and so is the time before which
+nothing but a change of the round itself can close it: a fleet of thousands pushes to dozens of open
+rounds, and an event asks only those that it has changed.
 
     launch -> GATHERING -> start_computing -> COMPUTING -> finish_computing -> READY -> committed
                  launch again: attempt + 1, new expected set, empty slots; `reopen` leads there
@@ -28,7 +29,7 @@ delta of one learner count once.
 
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.deadlines cimport NEVER
-from syncer.core.rounds.membership cimport Member
+from syncer.core.rounds.membership cimport LONG_AGO, Member
 from syncer.core.rounds.policy cimport MILLION, Policy
 
 cdef long long ASK_NS = 250_000_000              # until a refused member is asked again,
@@ -41,6 +42,7 @@ cdef class Slot:
     def __cinit__(self, Member member):
         self.member = member
         self.again_ns = NEVER
+        self.pulled_ns = LONG_AGO
 
 
 cdef class Round:
@@ -97,6 +99,7 @@ cdef class Round:
         self.quorum_ns = NEVER
         self.grace_deadline_ns = NEVER
         self.grace_ns = NEVER
+        self.verdict_ns = 0
         self.released = []
         self.joined = []
         return 0
@@ -131,6 +134,7 @@ cdef class Round:
         cdef bint answered = self.answers(slot)
         slot.push = push
         slot.holds = True
+        self.verdict_ns = 0
         self.asked(slot.member.learner)
         self.pushed += 1
         if not answered:
@@ -141,6 +145,7 @@ cdef class Round:
         """A late push joins this round, whether or not its learner is expected."""
         cdef Slot slot = self.slots.get(late.push.learner)
         self.carried[late.push.learner] = late
+        self.verdict_ns = 0
         if self.policy.carry_answers_round and slot is not None and slot.push is None:
             self.count_answer(slot)
         return 0
@@ -163,6 +168,7 @@ cdef class Round:
         """The round does not wait for this learner, who has not answered, any more."""
         self.asked(learner)
         del self.slots[learner]
+        self.verdict_ns = 0
         self.capacity_expected -= self.policy.capacity_of(learner)
         self.released.append(learner)
         return 0
@@ -173,6 +179,16 @@ cdef class Round:
             slot.pause_ns = min(max(2 * slot.pause_ns, ASK_NS), ASK_MAX_NS)
             slot.again_ns = now_ns + slot.pause_ns
             self.asking[slot.member.learner] = slot
+        return 0
+
+    cdef int pulled(self, tuple members, long long now_ns) except -1:
+        """These members of E are asked for it now."""
+        cdef Slot slot
+        for learner, _ in members:
+            slot = self.slots[learner]
+            slot.pulled_ns = now_ns
+            if self.asking:
+                self.asked(learner)
         return 0
 
     cdef int asked(self, Py_ssize_t learner) except -1:
@@ -193,6 +209,7 @@ cdef class Round:
     cdef int join(self, Member member) except -1:
         """A late joiner enters the expected set, and nothing else changes."""
         self.slots[member.learner] = Slot(member)
+        self.verdict_ns = 0
         self.capacity_expected += self.policy.capacity_of(member.learner)
         self.joined.append(member.learner)
         return 0

@@ -18,7 +18,7 @@ cdef class Committing(Excluding):
 
     cdef int commit_in_order(self) except -1
     cdef int commit(self, Round round) except -1
-    cdef dict ledger_after(self, Round round)
+    cdef int add_to(self, dict ledger, Round round) except -1
     cdef int publish(self, Round round) except -1
     cdef int synced(self, object event) except -1
     cdef int report_unsynced(self) except -1

@@ -103,21 +103,19 @@ cdef class Committing(Excluding):
         return self.publish(round)
 
     # rule 9.4
-    cdef dict ledger_after(self, Round round):
-        """The ledger, with what a round that is about to be visible adds to it."""
-        cdef dict found = {learner: list(entry) for learner, entry in self.ledger.items()}
-        if round is not None:
-            for c in round.contributions:
-                entry = found.setdefault(c.learner, [0, 0, 0])
-                for i, count in enumerate((1, c.c_steps, c.c_tokens)):
-                    entry[i] = min(entry[i] + count, U64_MAX)
-        return found
+    cdef int add_to(self, dict ledger, Round round) except -1:
+        """What a round that becomes visible, or is about to, adds to a ledger."""
+        for c in round.contributions:
+            entry = ledger.setdefault(c.learner, [0, 0, 0])
+            for i, count in enumerate((1, c.c_steps, c.c_tokens)):
+                entry[i] = min(entry[i] + count, U64_MAX)
+        return 0
 
     # rule 9.3
     cdef int publish(self, Round round) except -1:
         """The round becomes visible; to nobody any more once a signal ends the run."""
         self.committed(round)
-        self.ledger = self.ledger_after(round)
+        self.add_to(self.ledger, round)
         self.emit(act.Publish(round.step, round.fragment))
         if round.step == self.policy.total_steps or self.phase != Phase.RUNNING:
             self.report_unsynced()
@@ -164,6 +162,7 @@ cdef class Committing(Excluding):
     cdef int save_next(self) except -1:
         cdef object kind = self.saves.wanted
         cdef long long step = self.global_step if self.committing is None else self.committing.step
+        cdef dict ledger
         if kind is None or self.saves.outstanding is not None:
             return 0
         if self.saves.failure is not None:
@@ -172,9 +171,12 @@ cdef class Committing(Excluding):
             self.saves.wanted = None
             return self.end_stopping()
         self.saves.start(kind, step, self.phase == Phase.RUNNING)
-        ledger = {learner: tuple(entry)
-                  for learner, entry in self.ledger_after(self.committing).items()}
-        return self.emit(act.Save(kind, step, ledger, self.saves.in_background))
+        ledger = {learner: list(entry) for learner, entry in self.ledger.items()}
+        if self.committing is not None:
+            self.add_to(ledger, self.committing)
+        return self.emit(act.Save(
+            kind, step, {learner: tuple(entry) for learner, entry in ledger.items()},
+            self.saves.in_background))
 
     # rule 13.2
     cdef object saved(self, object event):

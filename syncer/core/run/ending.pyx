@@ -71,13 +71,10 @@ cdef class Ending(Committing):
     # rule 12.1
     cdef int finish(self) except -1:
         """Every step is committed: write what must be written, then send the final cut."""
-        cdef Member member
         if self.lingers:
             return self.send_final_cut()
         self.release_all(self.free_everything())  # late pushes of a round that never comes
-        for member in self.members.current:
-            if member is not None and member.held:  # the final cut is sent in its place
-                self.members.unhold(member, member.delivered, self.now_ns)
+        self.members.run_is_over()
         self.phase = Phase.SAVING
         if self.saves.on:
             return self.save(FINAL)

@@ -33,5 +33,6 @@ cpdef enum Handler:
     MISFIT = 20
     NO_ROOM = 21
     BROKEN = 22
+    STALLED = 23
 
 cdef int handler_of(Phase phase, object event) except -1

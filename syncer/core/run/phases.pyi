@@ -38,6 +38,7 @@ class Handler(IntEnum):
     MISFIT = 20
     NO_ROOM = 21
     BROKEN = 22
+    STALLED = 23
 
 def phases() -> list[str]: ...
 def rows() -> dict[str, list[str]]: ...

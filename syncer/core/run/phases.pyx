@@ -32,6 +32,7 @@ Heartbeat     progress   progress   progress   progress   progress   progress   
 Push          push       push       outlived   outlived   outlived   outlived   release
 Folded        defect     folded     -          -          -          -          -
 CaughtUp      defect     caught_up  -          -          -          -          -
+Stalled       -          stalled    -          -          -          -          -
 MergeDone     defect     merged     -          -          -          -          -
 Synced        defect     synced     -          -          synced     synced     -
 Saved         saved      saved      saved      defect     saved      saved      -
@@ -58,10 +59,11 @@ MEANING = {
     "release": "given back; nothing else",
     "folded": "its payload is free (rule 7.3)",
     "caught_up": "the tail of a catch-up (rule 3.3)",
+    "stalled": "of its silence (rule 2.8)",
     "merged": "the result waits for its turn (rule 7.4)",
     "synced": "log and tape (rule 9.5)",
     "saved": "what waited for it goes on (rule 10.3, rule 12.7), or the run ends (rule 10.7)",
-    "early": "ignored, with a warning: no final cut is out",
+    "early": "of a cut that the run is not at any more (rule 12.9)",
     "ack": "counted if it is of this cut (rule 12.3)",
     "budget": "the gate (rule 11.1), or a run that cannot be trusted (rule 11.2)",
     "stop": "the first signal (rule 13.1)",
@@ -80,7 +82,7 @@ def rows() -> dict[str, list[str]]:
     return {name: words for name, *words in map(str.split, TABLE.strip().split("\n")[1:])}
 
 
-cdef int HANDLERS[7][17]
+cdef int HANDLERS[7][18]
 cdef dict ROW_OF = {}                            # event type -> row
 
 

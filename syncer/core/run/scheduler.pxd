@@ -21,6 +21,7 @@ cdef class Scheduler(Waiting):
     cdef int succeed(self) except -1
     cdef int current_again(self, Member member) except -1
     cdef int on_merge_done(self, object event) except -1
+    cdef int on_stalled(self, object event) except -1
     cdef int early_ack(self, object event) except -1
     cdef int start_if_ready(self) except -1
     cdef int after_save(self, object kind) except -1

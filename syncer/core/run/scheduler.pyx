@@ -45,6 +45,10 @@ rule 3.10. A learner that comes back, after an outage or to a process that went 
 
 rule 7.4. The worker's answer makes a round ready; the payloads it was computed from go back.
 
+rule 12.9. Somebody may go back to an earlier checkpoint of a run that was over, or ask for more
+    steps. A learner that has its final cut, and only waits to be let go, would be pulled, never
+    answer and be waited for: it is told, so that whoever runs it starts it again.
+
 rule 13.5. A HELLO while a run is ending stays unanswered, so that its learner dials again and finds
     the resumed run. Only after training is complete does it get an ERROR, which ends it.
 
@@ -164,6 +168,8 @@ cdef class Scheduler(Waiting):
             return self.on_disconnected(event)
         if handler == Handler.CAUGHT_UP:
             return self.caught_up(event)
+        if handler == Handler.STALLED:
+            return self.on_stalled(event)
         if handler == Handler.INIT:
             return self.on_init(event)
         if handler == Handler.RELEASE:
@@ -316,6 +322,10 @@ cdef class Scheduler(Waiting):
             return self.current_again(member)
         return 0
 
+    cdef int on_stalled(self, object event) except -1:
+        cdef Member member = self.members.find(event.learner, event.generation)
+        return 0 if member is None else self.members.stall(member, event.is_still)
+
     cdef int succeed(self) except -1:
         """Older members take the place of those that went and did not come again."""
         cdef Member member
@@ -337,9 +347,19 @@ cdef class Scheduler(Waiting):
                  {"learner": member.learner, "generation": member.generation})
         return self.welcome(member)
 
+    # rule 12.9
     cdef int early_ack(self, object event) except -1:
-        return self.warn("final acknowledgement ignored: too early", {
-            "learner": event.learner, "generation": event.generation, "step": event.step})
+        """A FINAL_ACK while no cut is out: with steps left, of an end that is none any more."""
+        cdef dict fields = {"learner": event.learner, "generation": event.generation,
+                            "step": event.step}
+        if self.global_step >= self.policy.total_steps:
+            return self.warn("final acknowledgement ignored: too early", fields)
+        self.warn("a learner has a final cut that this run is not at: it is to be started again",
+                  {**fields, "global_step": self.global_step})
+        return self.emit(act.Close(event.learner, event.generation, (
+            f"FINAL_ACK({event.step}) of learner {event.learner}: the run is at step "
+            f"{self.global_step} of {self.policy.total_steps}. It has gone back or on behind the "
+            "final cut that this learner has; start the learner again to take part"), told=True))
 
     # ---- what the driver has done --------------------------------------------------------------
 

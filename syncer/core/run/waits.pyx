@@ -110,7 +110,8 @@ cdef class Waiting(Ending):
                 self.say_wait()
         elif self.told and self.newcomers:
             self.tell_newcomers()
-        self.newcomers.clear()
+        if self.newcomers:
+            self.newcomers = []
         return 0
 
     cdef bint goes_on(self):
