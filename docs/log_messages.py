@@ -56,6 +56,11 @@ MEANINGS = {
     "earlier checkpoints that are no past of this run were set aside":
         "their future was given up, by going back or by beginning anew; they are neither counted "
         "nor removed from now on, and `path` is the first of their new names",
+    "a certificate expires soon":
+        "in `days` days, from 30 on: at the start, at SIGHUP, once a day, and when a learner comes",
+    "the certificates were read again": "SIGHUP came; connections that are there go on as they are",
+    "the certificates could not be read again: the old ones stay": "SIGHUP came; `error` says why",
+    "TLS failed with who has connected": "`reason` says what is not accepted of which side",
     "the way to a learner":
         "at the end of a connection: `local` is this end of it, `mb_per_s` what its sockets "
         "together carried when the kernel measured last (0 on a Unix socket)",

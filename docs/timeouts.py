@@ -44,7 +44,8 @@ ROWS = (
     Row(BOTH, "bytes that the peer does not acknowledge, or has no room for", "TCP_USER_TIMEOUT",
         "the kernel ends the connection (Linux): a peer that is gone, or a process that is stopped "
         "or holds the GIL while its buffers are full"),
-    Row(SERVER, "a first frame", "syncer/server/door.py:FIRST_FRAME_NS", "the socket is closed"),
+    Row(SERVER, "a first frame, TLS included", "syncer/server/door.py:FIRST_FRAME_NS",
+        "the socket is closed"),
     Row(SERVER, "the HELLO of a DATA_HELLO", "syncer/server/door.py:DATA_HELLO_WAIT_NS",
         "`unknown learner`, after which a learner dials again"),
     Row(SERVER, "a data socket that a HELLO declared",
@@ -187,6 +188,7 @@ OTHER = {
     "syncer/server/catchups.py:SLICE_NS": "and what catch-ups have of it",
     "syncer/server/catchups.py:PAUSE_NS": "longest pause of catch-ups to measure a broadcast",
     "syncer/server/catchups.py:NEXT_NS": "and for the next one, while the way is not free",
+    "syncer/server/secured.py:LOOK_AGAIN_NS": "how often the expiry of certificates is looked at",
     "syncer/server/farewell.pyx:FAREWELL_S": "FAREWELL_NS for Python",
     "syncer/server/restraint.py:REFILL_NS":
         "how soon one more line of a message may be written, and those held back are told",

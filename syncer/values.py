@@ -204,6 +204,25 @@ class HostName(Text):
         return super().admits(value) and can_be_encoded(value, "idna")
 
 
+class LearnerNames(Verbatim[str]):
+    """What learners are called: a text with {id}, or id=name,... for each of them."""
+
+    words = "a text with {id}, or pairs like 0=alpha,1=beta"
+    written = "learner-{id}, or pairs like 0=alpha,1=beta"
+
+    def admits(self, value: object) -> TypeGuard[str]:
+        return isinstance(value, str) and ("{id}" in value or bool(names_of_learners(value)))
+
+
+def names_of_learners(text: str) -> dict[int, str]:
+    """The pairs of such a text; none if it is something else."""
+    pairs = [item.partition("=") for item in text.split(",")]
+    if not all(number.isascii() and number.isdigit() and name for number, _, name in pairs):
+        return {}
+    found = {int(number): name for number, _, name in pairs}
+    return found if len(found) == len(pairs) else {}
+
+
 class UnixPath(Verbatim[str]):
     """Where a Unix socket is."""
 

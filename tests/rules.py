@@ -108,6 +108,8 @@ ELSEWHERE = {
     "17.7": [f"{HELLO}::test_a_refusal_names_both_runs_as_far_as_they_are_known",
              f"{HELLO}::test_a_hello_of_another_run",
              "e2e/test_server_runs.py::test_two_fleets_with_the_same_ids_on_one_port"],
+    "17.8": ["e2e/test_tls.py::test_an_id_comes_with_its_certificate",
+             "e2e/test_tls.py::test_data_sockets_come_with_the_certificate_of_their_learner"],
     "14.8": [f"{RESUME}::test_what_no_run_would_take_does_not_end_a_strict_one"],
 }
 """Rule -> tests that are no scenarios, relative to tests/."""

@@ -80,9 +80,23 @@ def the_activation_fits_the_period(config: Config) -> str | None:
 
 def an_open_host_needs_a_key(config: Config) -> str | None:
     if (config.host is not None and not is_loopback(config.host)
-            and not config.island_hmac_key and not config.allow_unauthenticated):
+            and not config.is_guarded and not config.allow_unauthenticated):
         return (f"--host {config.host} lets anybody who reaches it join the run: set a key with "
-                "SYNCER_HMAC_KEY, or say --allow-unauthenticated, or listen on 127.0.0.1")
+                "SYNCER_HMAC_KEY, give a certificate with --tls-cert, say --allow-unauthenticated, "
+                "or listen on 127.0.0.1")
+    return None
+
+
+def tls_takes_three_files(config: Config) -> str | None:
+    files = {"--tls-cert": config.tls_cert, "--tls-key": config.tls_key,
+             "--tls-client-ca": config.tls_client_ca}
+    missing = [name for name, file in files.items() if not file]
+    given = [name for name, file in files.items() if file]
+    if config.tls_learner_names:
+        given.append("--tls-learner-names")
+    if given and missing:
+        return (f"{given[0]} needs {' and '.join(missing)} as well: both sides of TLS show a "
+                "certificate here")
     return None
 
 
@@ -158,8 +172,9 @@ def yeto_holds_nesterov_only(config: Config) -> str | None:
 RULES: tuple[Rule, ...] = (
     capacities_are_of_learners, a_file_has_a_place, the_quorum_can_be_reached,
     counts_can_be_reached, a_fixed_roster_waits_for_everybody, the_activation_fits_the_period,
-    an_open_host_needs_a_key, comparing_pushes_needs_a_batch, an_exact_fold_is_fixed_for_the_round,
-    outliers_leave_a_value, every_step_is_saved_in_the_foreground, a_budget_run_is_a_beginning,
+    an_open_host_needs_a_key, tls_takes_three_files, comparing_pushes_needs_a_batch,
+    an_exact_fold_is_fixed_for_the_round, outliers_leave_a_value,
+    every_step_is_saved_in_the_foreground, a_budget_run_is_a_beginning,
     a_checkpoint_goes_on_or_is_replaced, yeto_holds_nesterov_only,
 )
 """In the order they are looked at: the first that is broken is what a refusal says."""

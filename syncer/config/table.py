@@ -11,8 +11,7 @@ from dataclasses import field
 from typing import Any, Literal, get_args
 
 from syncer.config.machine import cores
-from syncer.config.options import Need, Option, flag, rows_of, setting, settings
-from syncer.config.presets import PRESETS
+from syncer.config.options import Need, Option, rows_of, setting, settings
 from syncer.config.profile import (
     At,
     equals,
@@ -25,6 +24,7 @@ from syncer.config.profile import (
     u32,
     u64,
 )
+from syncer.config.remarks import Remarked
 from syncer.config.rules import RULES
 from syncer.errors import ConfigError
 from syncer.protocol import KEY_VARIABLES
@@ -53,6 +53,7 @@ from syncer.values import (
     Choice,
     Digest,
     HostName,
+    LearnerNames,
     Median,
     OutputFile,
     PerLearner,
@@ -105,7 +106,7 @@ def available_cores() -> int:
 
 
 @settings
-class Config:
+class Config(Remarked):
     """Everything that decides how a run goes; field names are the flag names.
 
     Raises `ConfigError`, in one sentence, for the first row (in this order) whose value is not
@@ -198,7 +199,7 @@ class Config:
         metavar="PORT"))
     host: str | None = setting(default=None, row=Option(
         "network", HostName(), "address to listen on", metavar="ADDRESS",
-        unset="0.0.0.0 with a key or --allow-unauthenticated, else 127.0.0.1"))
+        unset="0.0.0.0 with a key, TLS or --allow-unauthenticated, else 127.0.0.1"))
     listen: str | None = setting(default=None, row=Option(
         "network", UnixPath(), "listen here as well, for learners on this machine; only processes "
         "of this user can connect", metavar="unix:/PATH", unset="on TCP alone"))
@@ -207,6 +208,19 @@ class Config:
         "key that every HELLO must prove; better given as SYNCER_HMAC_KEY, which other users of "
         "the machine cannot read", metavar="KEY", unset="no authentication",
         variables=KEY_VARIABLES, secret=True))
+    tls_cert: str | None = setting(default=None, row=Option(
+        "network", OutputFile(), "speak TLS 1.3 alone on TCP, with this certificate (PEM), and "
+        "learners and readers must show one; SIGHUP reads the files again", metavar="FILE",
+        unset="no TLS"))
+    tls_key: str | None = setting(default=None, row=Option(
+        "network", OutputFile(), "its private key (PEM)", metavar="FILE", unset="no TLS"))
+    tls_client_ca: str | None = setting(default=None, row=Option(
+        "network", OutputFile(), "who signs the certificates of learners and readers (PEM)",
+        metavar="FILE", unset="no TLS"))
+    tls_learner_names: str | None = setting(default=None, row=Option(
+        "network", LearnerNames(), "what the certificate of each learner is called: learner-{id} "
+        "stands for learner-0, learner-1, ...; an id comes with its name alone",
+        metavar="NAMES", unset="any certificate, any id"))
     allow_unauthenticated: bool = setting(default=False, row=Option(
         "network", SWITCH, "listen beyond this machine without a key",
         needs=(NO_KEY,), spellings=("--allow-unauthenticated-islands",),
@@ -419,33 +433,6 @@ class Config:
         return self.final_ack_timeout_resolved_s if self.linger_s is None else self.linger_s
 
     @property
-    def from_preset(self) -> dict[str, object]:
-        """What the preset has set, of what it could: names and values."""
-        if self.preset is None:
-            return {}
-        return {name: getattr(self, name) for name, part in PRESETS[self.preset].parts.items()
-                if name not in (self.given or ())
-                and getattr(self, name) == part.of(self.learners)}
-
-    @property
-    def without_effect(self) -> tuple[tuple[str, str], ...]:
-        """Of every setting that was given and has no effect: its flag, and what it needs."""
-        return tuple((flag(option.name), str(need)) for option in OPTIONS
-                     if (need := option.lacks(self)) is not None and self._was_given(option))
-
-    @property
-    def unusual(self) -> tuple[tuple[str, float, float], ...]:
-        """Of every setting that looks like a mistake: its flag, its value, the most usual one."""
-        return tuple((flag(option.name), value, option.usual) for option in OPTIONS
-                     if option.usual is not None
-                     and (value := getattr(self, option.name)) > option.usual)
-
-    def _was_given(self, option: Option[Any]) -> bool:
-        if self.given is not None:
-            return option.name in self.given
-        return bool(getattr(self, option.name) != option.default)
-
-    @property
     def least_values(self) -> int:
         """Learners without whom a merge has nothing to compare: 2F + 1 with `--robust`, else 1."""
         if self.robust is None:
@@ -462,7 +449,12 @@ class Config:
         """Address to listen on: every interface only when peers must prove a key, or on request."""
         if self.host is not None:
             return self.host
-        return "0.0.0.0" if self.island_hmac_key or self.allow_unauthenticated else "127.0.0.1"
+        return "0.0.0.0" if self.is_guarded or self.allow_unauthenticated else "127.0.0.1"
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether nobody joins without a key or a certificate."""
+        return bool(self.island_hmac_key or self.tls_cert)
 
     @property
     def key_bytes(self) -> bytes | None:

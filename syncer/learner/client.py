@@ -33,14 +33,14 @@ from syncer.learner.news import News
 from syncer.learner.notices import Notices
 from syncer.learner.session import Phase, Session
 from syncer.learner.tensor_messages import TensorMessage
+from syncer.tls import TlsError
 from syncer.wire.encode import chunk_count
 
 FIRST_TRY_S = 30.0
 FIRST_PAUSE_S = 2.0
 FIRST_REPORT_S = 30.0
 REDIAL_TRY_S = 20.0
-LAST_TRY_S = 0.1
-"""A socket has so long at least, whatever those before it took."""
+LAST_TRY_S = 0.1  # a socket has so long at least, whatever those before it took
 SPREAD = 3.0
 """The most that is waited, in back-offs: 64 learners come back over 3 s, whatever the outage."""
 DRAIN_S = 1.0
@@ -124,7 +124,7 @@ class Client:
             try:
                 self._adopt(self._connect(FIRST_TRY_S, max(deadline - self._clock(), 1.0)))
                 break
-            except NoThreads as error:
+            except (NoThreads, TlsError) as error:
                 raise ConnectionFailed(error.text) from None
             except OSError as error:
                 now = self._clock()

@@ -25,6 +25,8 @@ from syncer.learner.failures import TurnedAway
 from syncer.learner.news import News
 from syncer.learner.pulse import Pulse
 from syncer.learner.session import Session
+from syncer.learner.tls_pulse import TlsPulse
+from syncer.tls import Stream, TlsSocket
 from syncer.wire.messages import Bcast
 
 Gather: TypeAlias = list[bytes | memoryview]
@@ -62,7 +64,7 @@ class Receipt:
 class _Socket:
     __slots__ = ("bytes_received", "bytes_sent", "queue", "small", "socket", "threads", "wake")
 
-    def __init__(self, connected: socket.socket, lock: threading.RLock):
+    def __init__(self, connected: Stream, lock: threading.RLock):
         self.socket = connected
         self.queue: deque[tuple[Gather, Receipt]] = deque()
         self.small: deque[tuple[Gather, Receipt]] = deque()
@@ -94,7 +96,7 @@ class ClientGroup:
     Large: queues, threads and sockets are one life under one lock, and end together.
     """
 
-    def __init__(self, session: Session, connection: Connection, sockets: list[socket.socket],
+    def __init__(self, session: Session, connection: Connection, sockets: list[Stream],
                  lock: threading.RLock, changed: threading.Condition, *, news: News,
                  received: int = 0):
         self.connection = connection
@@ -115,7 +117,9 @@ class ClientGroup:
         self._sockets[CONTROL].bytes_received = received
         self._data = self._sockets[1:] or self._sockets
         self._reading = 0
-        self._pulse = Pulse(sockets[CONTROL].fileno())
+        control = sockets[CONTROL]
+        self._pulse = (TlsPulse(control) if isinstance(control, TlsSocket)
+                       else Pulse(control.fileno()))
 
     def start(self) -> None:
         """Starts the threads; they end with the group. Raises `NoThreads`, having ended: it is to
@@ -308,7 +312,7 @@ class ClientGroup:
                     self._changed.notify_all()
 
 
-def send_all(connected: socket.socket, buffers: Gather) -> int:
+def send_all(connected: Stream, buffers: Gather) -> int:
     """Hands every byte of a gather list to the kernel, without a copy; the number of bytes."""
     rest = list(buffers)
     total = sum(map(len, rest))

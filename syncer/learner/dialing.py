@@ -18,6 +18,16 @@ from typing import Any, TypeAlias
 
 from syncer import tcp
 from syncer.errors import ConfigError
+from syncer.tls import (
+    A_DAY_S,
+    WARN_DAYS,
+    Stream,
+    TlsFiles,
+    TlsPaths,
+    TlsSocket,
+    context_of,
+    expiry_of,
+)
 
 BACKOFF_MAX_S = 30.0
 ONE_ADDRESS_MIN_S = 0.1
@@ -56,14 +66,21 @@ def backoff_s(attempt: int) -> float:
 
 
 class Dialer:
-    """Where a server is, and from where it is dialed.
+    """Where a server is, from where it is dialed, and whether with TLS.
 
     address: "host:port" or "unix:/path"; local: an address or interface of this machine, None: the
-    system's choice. Raises `ConfigError`.
+    system's choice; tls: as `TlsFiles.of` takes it, None: plain. Raises `ConfigError`.
     """
 
-    def __init__(self, address: str, local: str | None = None):
+    def __init__(self, address: str, local: str | None = None, tls: TlsPaths | None = None):
         self.address, self.local, self.place = address, local, parse_address(address)
+        self.files = None if tls is None else TlsFiles.of(tls)
+        if self.files is not None:
+            if isinstance(self.place, str):
+                raise ConfigError(f"tls has no effect with {address}, which the mode of its file "
+                                  "guards: leave it out")
+            context_of(self.files, server_side=False)
+            expiry_of(self.files.certificate)
         if local is None:
             return
         if isinstance(self.place, str):
@@ -73,9 +90,36 @@ class Dialer:
             raise ConfigError(f"local_address {local!r} is neither an address nor an interface of "
                               f"this machine: give an address, or one of {', '.join(names)}")
 
-    def dial(self, timeout_s: float) -> socket.socket:
-        """A connected socket with the options of the protocol; raises `OSError`."""
-        return dial(self.place, timeout_s, self.local)
+    def dial(self, timeout_s: float) -> Stream:
+        """A connected socket with the options of the protocol; raises `OSError`.
+
+        Files are read anew: a renewed certificate is that of the next connection.
+        """
+        connected = dial(self.place, timeout_s, self.local)
+        if self.files is None:
+            return connected
+        try:
+            stream = TlsSocket(connected, context_of(self.files, server_side=False),
+                               name=self.place[0])
+            stream.handshake(timeout_s)
+        except ConfigError as error:
+            connected.close()
+            raise OSError(errno.EINVAL, str(error)) from None
+        except BaseException:
+            connected.close()
+            raise
+        return stream
+
+    def expiring(self, stream: Stream, now: float) -> str:
+        """A line about certificates of a connection that expire soon, '' if none does. now: seconds
+        since 1970."""
+        if self.files is None or not isinstance(stream, TlsSocket):
+            return ""
+        left = {self.files.certificate: expiry_of(self.files.certificate) - now,
+                f"of {self.address}": stream.certificate().expires - now}
+        soon = [f"{whose} in {int(left_s // A_DAY_S)} days" for whose, left_s in left.items()
+                if left_s < WARN_DAYS * A_DAY_S]
+        return f"certificates expire soon: {', '.join(soon)}; put new ones there" if soon else ""
 
 
 def _is_address(text: str) -> bool:

@@ -17,6 +17,7 @@ from syncer.learner.connection import CONTROL, Connection
 from syncer.learner.dialing import Dialer
 from syncer.learner.failures import TurnedAway
 from syncer.learner.session import Session
+from syncer.tls import Stream
 
 UNANSWERED_S = 10.0
 """A server that has not answered for so long is told of."""
@@ -27,23 +28,25 @@ class Greeting:
 
     def __init__(self, session: Session, lock: threading.RLock, say: Callable[[str], None]):
         self._session, self._lock, self._say = session, lock, say
-        self._control: socket.socket | None = None
+        self._control: Stream | None = None
         self._over = False
 
     def open(self, connection: Connection, dialer: Dialer,
-             left_s: Callable[[], float]) -> tuple[list[socket.socket], int]:
+             left_s: Callable[[], float]) -> tuple[list[Stream], int]:
         """The sockets, greeted, the control socket first; and the number of bytes that came.
 
         left_s: how long the next thing may take. Raises `OSError`; `TurnedAway` when another
         connection may be welcome; and `SyncerError`, recorded in the session, when none will.
         """
-        sockets: list[socket.socket] = []
+        sockets: list[Stream] = []
         received = 0
         try:
             for opening in connection.openings:
                 sockets.append(dialer.dial(left_s()))
                 sockets[-1].settimeout(left_s())
                 sockets[-1].sendall(opening)
+                if len(sockets) == 1 and (line := dialer.expiring(sockets[CONTROL], time.time())):
+                    self._say(line)
                 if not connection.ready:
                     received = self._await_welcome(connection, sockets[-1], left_s())
                 sockets[-1].settimeout(None)
@@ -65,7 +68,7 @@ class Greeting:
         if self._control is not None:
             self._control.close()
 
-    def _await_welcome(self, connection: Connection, control: socket.socket,
+    def _await_welcome(self, connection: Connection, control: Stream,
                        timeout_s: float) -> int:
         with self._lock:
             if self._over:
@@ -77,7 +80,7 @@ class Greeting:
             with self._lock:
                 self._control = None
 
-    def _read(self, connection: Connection, control: socket.socket, timeout_s: float) -> int:
+    def _read(self, connection: Connection, control: Stream, timeout_s: float) -> int:
         quiet_s, deadline = UNANSWERED_S, time.monotonic() + timeout_s
         received = 0
         while not connection.ready:

@@ -36,12 +36,12 @@ from syncer.learner.reports import TrainingFigures
 from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Phase, Session
 from syncer.protocol import DTYPES, KEY_VARIABLES
+from syncer.tls import TlsPaths
 from syncer.wire.extended import LearnerReport
 from syncer.wire.messages import Pull
 
 ACK_TIMEOUT_S = 900.0
-AGAIN_S = 0.1
-"""When to try again what the network has no room for."""
+AGAIN_S = 0.1  # when to try again what the network has no room for
 WAIT_REPORT_S = 30.0
 """Time between two progress lines about a wait."""
 FRAGMENTS_SHOWN_MAX = 8
@@ -69,7 +69,8 @@ class Learner:
     parameters: name -> C-contiguous, writable f32 array of any shape; they are changed in place, so
     the arrays must stay the ones the training loop uses; empty ones are left out.
     address: "host:port" of the server, or "unix:/path" on its machine (--listen). local_address: an
-    address or interface of this machine to dial from; None: the system's choice.
+    address or interface of this machine to dial from; None: the system's choice. tls: a PEM file
+    with certificate, key and authority, or three of them; None: plain.
     learner_id: below the server's --learners; learner 0 brings the initial values.
     dtype: "f32", "bf16" or "q4", how deltas travel. fragments, matrix_merge, pattern, avg_regex,
     identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
@@ -77,8 +78,8 @@ class Learner:
     min_steps_per_sync: optimizer steps on an anchor before a pull is answered.
     bounded_lag: whether a pull waits for the broadcast it is about however long that takes, as a
     server with --max-base-lag demands; False: for one step at most, in runs without that flag.
-    num_streams: data sockets, 0..256. key: island key; None takes SYNCER_HMAC_KEY, then
-    YETO_ISLAND_HMAC_KEY, from the environment. profile_hash, contract: 32 bytes or None.
+    num_streams: data sockets, 0..256. key: of the island; None: SYNCER_HMAC_KEY, else
+    YETO_ISLAND_HMAC_KEY, of the environment. profile_hash, contract: 32 bytes or None.
     max_reconnects: over the life, None for no limit. connect_timeout_s: of the first connection.
     run: the name of the run, as the server's --run: 1 to 64 of A-Z a-z 0-9 . _ -; a server of
     another run refuses this learner. on_lost_run: what to do when the server begins anew at step 0
@@ -105,7 +106,7 @@ class Learner:
                  contract: bytes | None = None, max_reconnects: int | None = None,
                  connect_timeout_s: float = 900.0, bounded_lag: bool = True,
                  run: str | None = None, on_lost_run: str | None = None,
-                 local_address: str | None = None):
+                 local_address: str | None = None, tls: TlsPaths | None = None):
         codes = {name: code for code, name in DTYPES.items()}
         if dtype not in codes:
             raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
@@ -128,7 +129,7 @@ class Learner:
             num_streams=num_streams, introduction=introduction, profile_hash=profile_hash,
             compat_group=compat_group, key=_key(key), min_steps_per_sync=min_steps_per_sync,
             bounded_lag=bounded_lag)
-        self._client = Client(self._session, Dialer(address, local_address),
+        self._client = Client(self._session, Dialer(address, local_address, tls),
                               connect_timeout_s=connect_timeout_s, max_reconnects=max_reconnects)
         tensors = self._session.tensors
         self._buffers = SendBuffers(max(max(tensors.push_bytes(f), tensors.init_bytes(f))

@@ -55,6 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
                         help="number format of link and file (default: %(default)s)")
     parser.add_argument("--run", metavar="NAME",
                         help="only from the run of this name (default: whichever is there)")
+    parser.add_argument("--tls", metavar="FILE",
+                        help="certificate, key and authority of a reader, in one PEM file, for a "
+                             "server with --tls-cert")
     parser.add_argument("--timeout-s", metavar="S", type=seconds,
                         help="give up when nothing came for S seconds, 0: never (default: "
                              f"{PULL_TIMEOUT_S:g}, with --follow 0)")
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         limit = 0 if args.follow else PULL_TIMEOUT_S
     screen = pull_screen(args.json)
     pulling = Pulling(args.address, dtype=args.dtype, follow=args.follow, run=args.run,
-                      key=island_key(), timeout_s=limit or None, say=screen.say,
+                      key=island_key(), timeout_s=limit or None, tls=args.tls, say=screen.say,
                       progress=screen.progress)
     with PathLock(args.output, "-o"):
         target = Target(args, screen)

@@ -8,7 +8,6 @@ so that a server that comes back does not meet all at once. Whoever has the fina
 from __future__ import annotations
 
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 
 from syncer.errors import ConfigError, RemoteProtocolError, SyncerError
 from syncer.kernels import decode_bf16, encode_bf16
-from syncer.learner.dialing import backoff_s, dial, jitter, parse_address
+from syncer.learner.dialing import Dialer, backoff_s, jitter
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPES, RunState
 from syncer.reader.cut_session import (
     ReaderSession,
@@ -25,6 +24,7 @@ from syncer.reader.cut_session import (
     Refused,
     ServerEnd,
 )
+from syncer.tls import Stream, TlsError, TlsPaths
 from syncer.wire.extended import NoticeText, SessionLayout, Welcome
 
 DIAL_S = 10.0
@@ -109,6 +109,7 @@ class Pulling:
 
     def __init__(self, address: str, *, dtype: str = "f32", follow: bool = False,
                  run: str | None = None, key: bytes | None = None, timeout_s: float | None = None,
+                 tls: TlsPaths | None = None,
                  say: Callable[[str], object] = lambda text: None,
                  progress: Callable[[int, int], object] = lambda done, total: None,
                  clock: Callable[[], float] = time.monotonic,
@@ -116,7 +117,7 @@ class Pulling:
         if dtype not in BULK_DTYPES:
             raise ConfigError(f"dtype {dtype!r} cannot be pulled: give one of "
                               f"{', '.join(BULK_DTYPES)}")
-        self.address, self.place = address, parse_address(address)
+        self.address, self.dialer = address, Dialer(address, tls=tls)
         self.dtype, self.follow, self.run, self.key = BULK_DTYPES[dtype], follow, run, key
         self.timeout_s, self.say, self.progress = timeout_s, say, progress
         self.clock, self.pause = clock, pause
@@ -131,12 +132,14 @@ class Pulling:
         self.heard = self.said = self.clock()
         while True:
             try:
-                with dial(self.place, self._patience(DIAL_S)) as sock:
+                with self.dialer.dial(self._patience(DIAL_S)) as sock:
                     for cut in self._connected(sock):
                         yield cut
                         if not self.follow:
                             return
                     return
+            except TlsError as error:
+                raise PullFailed(f"{self.address}: {error.strerror}") from None
             except (OSError, Lost) as error:
                 if self.last is not None and self.last.is_final:
                     return
@@ -146,7 +149,7 @@ class Pulling:
                 raise PullFailed(f"{self.address} sends what no syncer sends: {error}") from None
 
     # ----------------------------------------------------------------------------- one connection
-    def _connected(self, sock: socket.socket) -> Iterator[LiveCut]:
+    def _connected(self, sock: Stream) -> Iterator[LiveCut]:
         """Its cuts, until the server says that there will be none. Raises Lost."""
         session = ReaderSession(self.dtype, follows=self.follow, run=self.run)
         sock.sendall(session.hello(secrets.randbits(64) | 1, self.key))
@@ -175,7 +178,7 @@ class Pulling:
             if session.bytes_expected:
                 self.progress(min(came, session.bytes_expected), session.bytes_expected)
 
-    def _receive(self, sock: socket.socket, buffer: memoryview) -> int:
+    def _receive(self, sock: Stream, buffer: memoryview) -> int:
         while True:
             sock.settimeout(self._patience(1.0))
             try:
@@ -280,18 +283,19 @@ class Pulling:
 
 
 def cuts(address: str, *, dtype: str = "f32", run: str | None = None, key: bytes | None = None,
-         timeout_s: float | None = None) -> Iterator[LiveCut]:
+         timeout_s: float | None = None, tls: TlsPaths | None = None) -> Iterator[LiveCut]:
     """Every cut of a live run that is to be had, from now to its end.
 
     address: "host:port" or "unix:/path". dtype: f32 or bf16, of the link and of `LiveCut.tensors`.
     run: its name, if it must have that one. key: of the island, if it has one. timeout_s: give up
     with `PullFailed` when nothing came for so long; None: never. The memory of a cut is the
-    caller's as long as he keeps it.
+    caller's as long as he keeps it. tls: as `Learner` takes it.
     """
-    return iter(Pulling(address, dtype=dtype, follow=True, run=run, key=key, timeout_s=timeout_s))
+    return iter(Pulling(address, dtype=dtype, follow=True, run=run, key=key, timeout_s=timeout_s,
+                        tls=tls))
 
 
 def pull(address: str, *, dtype: str = "f32", run: str | None = None, key: bytes | None = None,
-         timeout_s: float | None = PULL_TIMEOUT_S) -> LiveCut:
+         timeout_s: float | None = PULL_TIMEOUT_S, tls: TlsPaths | None = None) -> LiveCut:
     """One whole cut of a live run, as `cuts` gives them."""
-    return next(iter(Pulling(address, dtype=dtype, run=run, key=key, timeout_s=timeout_s)))
+    return next(iter(Pulling(address, dtype=dtype, run=run, key=key, timeout_s=timeout_s, tls=tls)))

@@ -15,6 +15,7 @@ cdef class Owner:
 
 cdef class Channel(Handler):
     cdef readonly object sock, peer
+    cdef object tls             # the same socket, if it has TLS on it
     cdef readonly Loop loop
     cdef readonly bint closed, paused
     cdef readonly unsigned long long received
@@ -38,6 +39,7 @@ cdef class Channel(Handler):
     cpdef object resume(self)
     cpdef object close(self)
     cdef object _read(self)
+    cdef object _read_on(self)
     cdef Py_ssize_t _take(self) except -1
     cdef object _flush(self)
     cdef object _advance(self, Py_ssize_t sent)

@@ -1,7 +1,6 @@
-import socket
-
 from syncer.server.loop import Handler, Loop
 from syncer.server.outbox import Bulk
+from syncer.tls import Stream
 from syncer.wire.frames import FrameReader
 
 class Owner:
@@ -14,7 +13,7 @@ class Owner:
 
 class Channel(Handler):
     @property
-    def sock(self) -> socket.socket: ...
+    def sock(self) -> Stream: ...
     @property
     def peer(self) -> str: ...
     @property
@@ -27,7 +26,7 @@ class Channel(Handler):
     def received(self) -> int: ...
     owner: Owner
     reader: FrameReader | None
-    def __init__(self, loop: Loop, sock: socket.socket, peer: str, owner: Owner,
+    def __init__(self, loop: Loop, sock: Stream, peer: str, owner: Owner,
                  reader: FrameReader | None, write_timeout_ns: int) -> None: ...
     def fileno(self) -> int: ...
     def send(self, buffers: list[bytes | memoryview], bulk: Bulk | None = None) -> object: ...

@@ -12,6 +12,7 @@ from syncer.gather cimport advance, first_bytes
 
 from syncer.errors import RemoteProtocolError
 from syncer.server.loop import READ as _READ, WRITE as _WRITE
+from syncer.tls import TlsSocket
 
 cdef int READ = _READ
 cdef int WRITE = _WRITE
@@ -63,6 +64,7 @@ cdef class Channel(Handler):
     def __init__(self, Loop loop, sock, peer, Owner owner, reader, write_timeout_ns):
         self.loop = loop
         self.sock = sock
+        self.tls = sock if isinstance(sock, TlsSocket) else None
         self.peer = peer
         self.owner = owner
         self.reader = reader
@@ -111,7 +113,17 @@ cdef class Channel(Handler):
                 self.owner.on_bytes(self, count)
                 frames += self._take()
             if count < wanted or frames >= READ_TURN_FRAMES:
-                return
+                break
+        self._read_on()
+
+    cdef object _read_on(self):
+        """What TLS holds already is read in the next turn: the selector does not know of it."""
+        if self.tls is not None and not (self.closed or self.paused) and self.tls.more:
+            self.loop.call_at(self.loop.now_ns(), self._go_on)
+
+    def _go_on(self):
+        if not (self.closed or self.paused):
+            self._read()
 
     cdef Py_ssize_t _take(self) except -1:
         """Hand on the frames that are complete, until the channel is paused, broken or closed."""
@@ -141,6 +153,7 @@ cdef class Channel(Handler):
         self.paused = False
         self._take()
         self._interest()
+        self._read_on()
 
     # -------------------------------------------------------------------------------- writing
     cdef bint idle(self):
@@ -185,6 +198,8 @@ cdef class Channel(Handler):
                 sent = self.sock.sendmsg(
                     first_bytes(self.out, self.allowance) if limited else self.out)
             except (BlockingIOError, InterruptedError):
+                if self.tls is not None and self.tls.owed:
+                    self.mid_frame = True  # in part of it that nobody can take back
                 self._block()
                 return
             except (OSError, MemoryError) as error:
@@ -193,7 +208,7 @@ cdef class Channel(Handler):
             self.loop.bytes_sent += sent
             self.sent += sent
             if limited:
-                self.allowance -= sent
+                self.allowance = max(0, self.allowance - sent)  # TLS may have begun with more
             self.progress_ns = self.loop.now_ns() if self.blocked else 0
             self._advance(sent)
         self._unblock()
@@ -315,4 +330,6 @@ cdef str _reason(error):
         return os.strerror(errno.ENOMEM)
     if error.errno in (errno.ECONNRESET, errno.EPIPE):
         return "connection reset by the peer"
+    if error.errno == errno.EPROTO and error.strerror:
+        return error.strerror  # of TLS: a sentence
     return os.strerror(error.errno) if error.errno else str(error)

@@ -27,7 +27,9 @@ from syncer.server.group import Group
 from syncer.server.log import Log
 from syncer.server.loop import Loop
 from syncer.server.reading import Reading
+from syncer.server.secured import Secured, failure_of, is_plain, same_certificate
 from syncer.server.workers import Job, Workers
+from syncer.tls import Stream
 from syncer.wire.encode import encode_error
 from syncer.wire.extension import Role
 from syncer.wire.frames import FrameReader
@@ -89,7 +91,7 @@ class Host(Protocol):
 class Stranger(Owner):
     """A socket whose first frame is awaited, or a data socket whose group is."""
 
-    def __init__(self, door: Door, number: int, sock: socket.socket, peer: str):
+    def __init__(self, door: Door, number: int, sock: Stream, peer: str):
         self.door, self.number = door, number
         self.bytes = 0
         try:
@@ -123,6 +125,12 @@ class Stranger(Owner):
         self.door.refuse(channel, text)
 
     def on_lost(self, channel: Channel, reason: str) -> None:
+        if failure := failure_of(channel):
+            if is_plain(channel):
+                self.door.refuse(channel, failure)
+                return
+            self.door.log.warning("TLS failed with who has connected", peer=channel.peer,
+                                  reason=failure)
         self.door.forget(self)
         channel.close()
 
@@ -136,7 +144,9 @@ class Door:
     """
 
     def __init__(self, loop: Loop, workers: Workers, config: Config, *, log: Log,
-                 farewells: Farewells, capacity: Capacity, host: Host):
+                 farewells: Farewells, capacity: Capacity, host: Host,
+                 secured: Secured | None = None):
+        self.secured = secured
         self.loop, self.config, self.log, self.host = loop, config, log, host
         self.farewells, self.capacity = farewells, capacity
         self.reading = Reading(workers)
@@ -157,7 +167,8 @@ class Door:
             else:
                 self._evict()
         self.welcomed += 1
-        stranger = Stranger(self, self.welcomed, sock, peer)
+        stream = sock if self.secured is None else self.secured.wrap(sock)
+        stranger = Stranger(self, self.welcomed, stream, peer)
         self.strangers[stranger.number] = stranger
 
     def _others(self) -> int:
@@ -243,7 +254,10 @@ class Door:
                 self.open_reader(stranger.channel, group)
                 stranger.channel.resume()
             return
-        refusal = self.host.identity_refusal(claim)
+        refusal = None
+        if self.secured is not None:
+            refusal = self.secured.refusal(stranger.channel, claim.learner)
+        refusal = refusal or self.host.identity_refusal(claim)
         if refusal is not None:
             raise RemoteProtocolError(refusal)
         self._check_room(claim)
@@ -339,6 +353,10 @@ class Door:
         """The generation of a group stands in logs: with a key, who has introduced himself proves
         each of his sockets. Of others there is only the address to go by."""
         key, peer, control = self.config.key_bytes, stranger.channel.peer, group.control.peer
+        if self.secured is not None and not same_certificate(stranger.channel, group.control):
+            raise RemoteProtocolError(
+                f"unknown learner {data_hello.learner} generation {data_hello.generation}: its "
+                "other sockets came with another certificate")
         if group.extended and key:
             if not is_proved(data_hello, key):
                 raise RemoteProtocolError(

@@ -33,6 +33,7 @@ from syncer.server.log import Log
 from syncer.server.persistence import Persistence
 from syncer.server.readers import Readers, names_of
 from syncer.server.run_session import Parts, RunSession
+from syncer.server.secured import secured
 from syncer.server.system import Signals, System
 from syncer.server.tape import Recorder, Tape
 from syncer.server.telling import PacedNotices
@@ -84,6 +85,7 @@ class Server:
             self.persistence = Persistence(config, self.log, self.system.files, self.system.lane,
                                            self.system.origin)
             undo.callback(self.persistence.close)
+            self.secured = secured(config, self.loop, self.log)
             self.workers = self.system.workers(self.loop, config.merge_threads)
             undo.callback(self.workers.close)
             self.workers.floats_restored = self._floats_restored
@@ -103,7 +105,8 @@ class Server:
             undo.pop_all()
         self.farewells = Farewells()
         self.door = Door(self.loop, self.workers, config, log=self.log,
-                         farewells=self.farewells, capacity=self.capacity, host=self)
+                         farewells=self.farewells, capacity=self.capacity, host=self,
+                         secured=self.secured)
         self.reachable = reachable(self.system, socks)
         self.listeners = [Listener(self.loop, self.log, sock, self.door.welcome) for sock in socks]
         self.driver = Driver(Scheduler(config, self.persistence.resumed), self.loop, {
@@ -132,7 +135,7 @@ class Server:
         """
         life = self.life()
         try:
-            with Signals(self.loop, self.stop):
+            with Signals(self.loop, self.stop, None if self.secured is None else self.read_again):
                 deadline_ns = next(life)
                 while True:
                     try:
@@ -151,6 +154,11 @@ class Server:
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """Ask for a graceful end, as the first signal does. From any thread."""
         self.loop.post(lambda: self.driver.handle(events.Stop(int(signum))))
+
+    def read_again(self) -> None:
+        """The certificates anew, as SIGHUP asks for. From any thread."""
+        if self.secured is not None:
+            self.loop.post(self.secured.reload)
 
     # -------------------------------------------------------------------- what the door asks for
     def handle(self, event: events.Event) -> None:
@@ -273,6 +281,7 @@ class Server:
         self.log.info("syncer listening", host=self.address[0], port=self.address[1],
                       learners=config.learners, total_steps=config.total_steps,
                       fixed_roster=config.fixed_roster, authenticated=bool(config.key_bytes),
+                      tls=self.secured is not None,
                       profile_hash=config.profile_hash.hex(),
                       addresses=",".join(self.reachable))
         fit, limit = self.capacity.learners_fit, self.capacity.limit
@@ -291,7 +300,7 @@ class Server:
         for setting, value, usual in config.unusual:
             self.log.warning("a setting is far beyond what is usual", setting=setting, value=value,
                              usual=usual)
-        if config.host is None and not (config.key_bytes or config.allow_unauthenticated):
+        if config.host is None and not (config.is_guarded or config.allow_unauthenticated):
             self.log.info("only this machine can connect: no key is set (SYNCER_HMAC_KEY)")
 
     def _floats_restored(self, thread: str, wrong: str) -> None:
@@ -352,6 +361,8 @@ class Server:
         for place in self.places:
             place.close()
         self.door.close()
+        if self.secured is not None:
+            self.secured.close()
         groups: list[Group] = []
         if self.session is not None:
             self.session.ingest.close()

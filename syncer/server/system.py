@@ -234,14 +234,16 @@ def peak_rss_kib() -> int:
 
 
 class Signals:
-    """The process's SIGTERM and SIGINT while a server runs in the main thread.
+    """The process's SIGTERM and SIGINT while a server runs in the main thread, and its SIGHUP if
+    there is something to read `again`.
 
     The first one calls `stop(signum)` and wakes the loop, a second one ends the process at once.
     """
 
     def __init__(self, loop: SelectorLoop, stop: Callable[[int], object],
+                 again: Callable[[], object] | None = None,
                  end: Callable[[int], object] = os._exit):
-        self.loop, self.stop, self.end = loop, stop, end
+        self.loop, self.stop, self.again, self.end = loop, stop, again, end
         self.seen = 0
         self.previous: dict[int, Any] = {}
         self.descriptor = -1
@@ -253,6 +255,9 @@ class Signals:
                                                    warn_on_full_buffer=False)
             for signum in (signal.SIGTERM, signal.SIGINT):
                 self.previous[signum] = signal.signal(signum, self._caught)
+            if (again := self.again) is not None:
+                self.previous[signal.SIGHUP] = signal.signal(
+                    signal.SIGHUP, lambda signum, frame: again())
         return self
 
     def _caught(self, signum: int, frame: FrameType | None) -> None:

@@ -225,6 +225,9 @@ cdef class Reassembly:
 
 
 cdef str bad_magic(const char* at):
+    if at[1] == 3 and 0x14 <= at[0] <= 0x17:
+        return ("these are bytes of TLS, and this end speaks plain TCP: give certificates to both "
+                "ends, or to neither (--tls-cert, tls=)")
     return f"bad magic 0x{load_u32(at):08x}, expected 0x{FRAME_MAGIC:08x}"
 
 

@@ -64,6 +64,12 @@ INTRODUCTIONS = broken(
     "server/door.py",
     ("17.3", "who knows a generation has its parameters",
      "if not is_proved(data_hello, key):", "if False:"),
+    ("17.8", "a data socket needs no certificate of its learner",
+     "not same_certificate(stranger.channel, group.control)", "False"),
+) + broken(
+    "server/secured.py",
+    ("17.8", "any certificate does for any id",
+     "if not self.name_pattern or (name := self.name_of(learner)) in shown.names:", "if True:"),
 ) + broken(
     "server/run_session.py",
     ("17.6", "pulls overtake broadcasts in a strict run",

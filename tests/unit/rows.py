@@ -7,6 +7,7 @@ from syncer.values import (
     Choice,
     Digest,
     HostName,
+    LearnerNames,
     Matching,
     MedianOrNorm,
     MedianOrTrim,
@@ -67,6 +68,8 @@ ENDS = {
     HostName: lambda _: (["x", "::1", "a" * 63, "a.b.", "b\u00fccher.example"],
                          [3, b"x", "a\0b", "\udcff", "a..b", ".", "a" * 64]),
     Matching: lambda _: (["x", 64 * "Z", "._-0"], ["", 65 * "x", "a b", "\u00e4", "x\n", 3, b"x"]),
+    LearnerNames: lambda _: (["{id}", "l-{id}.x", "0=a,1=b", "7=x=y"],
+                             ["", "x", "0=", "=a", "0=a,0=b", "0=a,", 3, b"{id}"]),
     UnixPath: lambda _: (["unix:/x", "unix:/" + 106 * "y"],
                          ["/x", "unix:x", "unix:", "unix:/" + 107 * "y", "unix:/a\0", 3, b"x"]),
     OutputFile: lambda _: (["x", "\udcff"], [3, b"x", "a\0b", "\ud800"]),
@@ -75,6 +78,7 @@ OTHERS = {
     Whole: ("3", 3), Real: ("0.25", 0.25), Single: ("0.5", 0.5), MedianOrNorm: ("2.5", 2.5),
     MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True),
     SwitchOr: ("true", True), OutputFile: ("f", "f"), UnixPath: ("unix:/s", "unix:/s"),
+    LearnerNames: ("l{id}", "l{id}"),
     Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
     HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"), Matching: ("blue", "blue"),
 }
@@ -94,6 +98,8 @@ def another(option):
 BY_NAME = {option.name: option for option in OPTIONS}
 ON = {"late_carry": True, "quorum_capacity": 0.5, "checkpoint_path": "c", "resume": True,
       "grace_ms": 1000, "event_tape": "t", "island_hmac_key": "k"}
+TLS_FILES = ("tls_cert", "tls_key", "tls_client_ca")
+"""All of them, or none."""
 OFF = {"delta_correction": "none", "outer_optimizer": "sgd", "grace_ms": 0}
 """What takes the effect of settings that need these, where leaving them out does not."""
 
@@ -101,6 +107,8 @@ OFF = {"delta_correction": "none", "outer_optimizer": "sgd", "grace_ms": 0}
 def companions(option):
     """Settings that this one needs besides four learners, by name."""
     found = {"quorum": 3} if option.name == "robust" else {}
+    if option.name.startswith("tls_"):
+        found |= {name: "f" for name in TLS_FILES if name != option.name}
     for need in option.needs:
         if not need.off:
             found[need.name] = need.values[0] if need.values else ON[need.name]

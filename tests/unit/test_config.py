@@ -15,7 +15,7 @@ from syncer.config.options import NO_DEFAULT, flag
 from syncer.config.profile import At
 from syncer.config.rules import is_loopback
 from syncer.errors import ConfigError
-from tests.unit.rows import another, companions, ends
+from tests.unit.rows import TLS_FILES, another, companions, ends
 
 EXACT = dict(fold="exact", learner_weight="equal", delta_correction="none", quorum=2)
 FIXED = dict(max_base_lag=0, quorum=2, grace_ms=0)
@@ -91,6 +91,8 @@ def test_later_features_add_name_and_value_sorted_by_name():
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_a_row_changes_the_hash_if_it_says_so(option):
     context = {"learners": 4} | companions(option)
+    if option.name in TLS_FILES:
+        context[option.name] = "another"
     changed = config(**context | {option.name: another(option)[1]})
     assert (changed.profile_hash != config(**context).profile_hash) == (option.hashed is not None)
 
@@ -301,6 +303,7 @@ BROKEN = {
     rules.the_activation_fits_the_period: dict(outer_optimizer="delayed-nesterov",
                                                dn_activation=0.3),
     rules.an_open_host_needs_a_key: dict(host="0.0.0.0"),
+    rules.tls_takes_three_files: dict(tls_cert="c", tls_key="k"),
     rules.comparing_pushes_needs_a_batch: dict(fold="streaming", clip_norm="median"),
     rules.an_exact_fold_is_fixed_for_the_round: dict(EXACT, quorum=1),
     rules.outliers_leave_a_value: dict(robust=1),

@@ -20,6 +20,7 @@ ARROWS = {
     "protocol": set(),
     "gather": set(),
     "tcp": set(),
+    "tls": {"errors"},
     "exits": set(),
     "streams": set(),
     "values": {"errors", "tcp"},
@@ -34,11 +35,13 @@ ARROWS = {
     "merge": {"errors", "kernels", "layout", "ranges", "values", "steps"},
     "checkpoint": {"errors", "kernels", "layout", "protocol", "gather", "ranges", "steps",
                    "streams"},
-    "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "streams", "tcp"},
+    "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "streams", "tcp",
+                "tls"},
     "reader": {"errors", "exits", "wire", "kernels", "layout", "protocol", "steps", "learner",
-               "checkpoint", "streams", "ranges"},
+               "checkpoint", "streams", "ranges", "tls"},
     "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",
-               "checkpoint", "protocol", "gather", "tcp", "streams", "steps"},
+               "checkpoint", "protocol", "gather", "tcp", "tls", "streams", "steps",
+               "values"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}
 # Which shelves of the demo a shelf of it may import, besides itself.
