@@ -23,6 +23,7 @@ COMMANDS = {
     "checkpoint": ("syncer.checkpoint.command",
                    "look into, verify, convert or export a checkpoint"),
     "pull": ("syncer.reader.command", "write the parameters of a live run to a model file"),
+    "keys": ("syncer.keys.command", "make the certificates of a fleet, for TLS"),
     "demo": ("syncer.demo.command", "train a small language model with several learners, here"),
     "kernels": ("syncer.kernels.command", "show and check the compiled kernels of this machine"),
 }

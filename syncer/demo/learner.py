@@ -27,6 +27,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Trains a byte-level language model on Python's own source files and joins a "
                     "server. Ctrl-C leaves the run; the others go on.")
     parser.add_argument("--server", metavar="HOST:PORT", help="the server to join")
+    parser.add_argument("--tls", metavar="FILE",
+                        help="key, certificate and authority in one PEM file, for a server with "
+                             "--tls-cert (default: no TLS)")
     parser.add_argument("--alone", metavar="STEPS", type=whole_number(1),
                         help="train STEPS own steps without a server instead")
     parser.add_argument("--id", metavar="N", type=whole_number(0), default=0, dest="learner",
@@ -89,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = training.Task(
             learner=args.learner, shards=args.shards, seed=args.seed, first_step=args.first_step,
             dtype=args.dtype, server=args.server, steps=args.alone or 0,
-            connect_timeout_s=args.connect_timeout_s)
+            connect_timeout_s=args.connect_timeout_s, tls=args.tls)
         return training.run(task, report.open_report(args.report), stop)
     except Stopped:
         return stop.exit_status

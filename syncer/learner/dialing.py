@@ -95,13 +95,14 @@ class Dialer:
 
         Files are read anew: a renewed certificate is that of the next connection.
         """
+        until = time.monotonic() + timeout_s
         connected = dial(self.place, timeout_s, self.local)
         if self.files is None:
             return connected
         try:
             stream = TlsSocket(connected, context_of(self.files, server_side=False),
                                name=self.place[0])
-            stream.handshake(timeout_s)
+            stream.handshake(max(until - time.monotonic(), ONE_ADDRESS_MIN_S))
         except ConfigError as error:
             connected.close()
             raise OSError(errno.EINVAL, str(error)) from None

@@ -52,7 +52,8 @@ class TlsPulse:
                     now = time.monotonic()
                     if self.due_s is not None and self.due_s <= now:
                         break
-                    self.changed.wait(None if self.due_s is None else self.due_s - now)
+                    self.changed.wait(None if self.due_s is None else
+                                      min(self.due_s - now, threading.TIMEOUT_MAX))
                 if self.stopping:
                     return
                 self.due_s, frame = now + self.every_s, self.frame

@@ -9,6 +9,7 @@ import socket
 import ssl
 import struct
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -85,6 +86,15 @@ def test_a_run_with_tls(tmp_path, authority, server_file, learner_file, count):
             step_until(one, lambda status: status.finished)
             one.finish()
         assert server.wait() == Exit.DONE
+
+
+def test_a_learner_that_makes_no_step_is_heard_of_all_the_same(tmp_path, authority, server_file,
+                                                               learner_file):
+    with ServerThread(tmp_path, learners=2, **authority.flags(server_file)) as server:
+        with learner(server.port, learner_file) as one:
+            until(lambda: one._client._group._pulse.beats > 1, "its heartbeat is repeated")
+            assert one.step(1).connected
+        server.server.stop()
 
 
 def test_a_reader_with_tls(tmp_path, authority, server_file, learner_file):
@@ -173,17 +183,15 @@ def test_certificates_of_others_are_refused_on_both_sides(tmp_path, authority, s
                                                           server_file, learner_file):
     foreign = stranger.make("learner-0")
     with ServerThread(tmp_path, **authority.flags(server_file)) as server:
-        with pytest.raises(ConnectionFailed, match="the certificate of the other end is not "
-                                                   "accepted: self-signed certificate in"):
+        with pytest.raises(ConnectionFailed, match=r"the certificate of the other end is not "
+                                                   r"accepted: self.signed certificate in"):
             learner(server.port, foreign)
         assert server.log.wait("TLS failed with who has connected")["peer"].startswith("127.0.0.1:")
         mixed = (foreign, foreign, learner_file)  # which trusts this server
         with pytest.raises(ConnectionFailed, match="the other end does not know who has signed"):
             learner(server.port, mixed)
-        until(lambda: server.log.find("TLS failed with who has connected",
-                                      reason="the certificate of the other end is not accepted: "
-                                             "self-signed certificate in certificate chain"),
-              "its log")
+        until(lambda: any("the certificate of the other end is not accepted: self" in line["reason"]
+                          for line in server.log.find("TLS failed with who has connected")), "it")
         with (handshaken(server.port, authority, None) as nobody,  # without a certificate
               pytest.raises(ssl.SSLError, match=r"(?i)certificate.required")):
             nobody.recv(1)
@@ -254,11 +262,9 @@ def test_data_sockets_come_with_the_certificate_of_their_learner(tmp_path, autho
 def all_of(sock) -> bytes:
     """Until the other end closes, in whatever way."""
     found = b""
-    try:
+    with suppress(OSError):
         while data := sock.recv(4096):
             found += data
-    except OSError:
-        pass
     return found
 
 
@@ -307,8 +313,9 @@ def test_a_handshake_has_the_time_of_a_first_frame(tmp_path, authority, server_f
     monkeypatch.setattr(door, "FIRST_FRAME_NS", 5 * 10**7)
     with ServerThread(tmp_path, **authority.flags(server_file)) as server:
         with socket.create_connection(("127.0.0.1", server.port), 60) as half:
-            half.sendall(b"\x16\x03\x01")  # and no more
-            assert half.recv(1) == b""
+            with suppress(OSError):  # it may be over by then
+                half.sendall(b"\x16\x03\x01")  # and no more
+            assert all_of(half) == b""
         server.log.wait("connection without a complete first frame is closed")
         server.server.stop()
 
@@ -332,8 +339,9 @@ def test_broken_records_end_their_connection_and_nothing_else(tmp_path, authorit
                     del broken[dice.randrange(1, len(broken)):]
                     broken += dice.randbytes(dice.randrange(200))
                 with socket.create_connection(("127.0.0.1", server.port), 60) as sock:
-                    sock.sendall(broken)
-                    sock.shutdown(socket.SHUT_WR)
+                    with suppress(OSError):  # it may be over by then
+                        sock.sendall(broken)
+                        sock.shutdown(socket.SHUT_WR)
                     all_of(sock)
             for turn in range(50):  # damaged behind a good handshake
                 with handshaken(server.port, authority, learner_file) as sock:

@@ -21,6 +21,7 @@ ARROWS = {
     "gather": set(),
     "tcp": set(),
     "tls": {"errors"},
+    "keys": {"errors"},
     "exits": set(),
     "streams": set(),
     "values": {"errors", "tcp"},

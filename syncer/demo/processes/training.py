@@ -33,6 +33,8 @@ class Task(NamedTuple):
     steps: int
     """Own steps to take alone; without a meaning when there is a server."""
     connect_timeout_s: float
+    tls: str | None = None
+    """PEM file of this learner."""
 
 
 class Pace:
@@ -112,7 +114,7 @@ def train_together(task: Task, server: str, trainer: Trainer, report: Report,
         learner = Learner(
             trainer.model.parameters, server, learner_id=task.learner, dtype=task.dtype,
             fragments=settings.FRAGMENTS, alpha=settings.ALPHA, num_streams=settings.NUM_STREAMS,
-            connect_timeout_s=task.connect_timeout_s)
+            connect_timeout_s=task.connect_timeout_s, tls=task.tls)
     with learner:
         report.write("connected", learner=task.learner, server=server)
         with stop.ends_wait():
