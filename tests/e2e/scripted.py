@@ -429,8 +429,13 @@ class ServerThread(Hosting):
         self.config = Config(**(defaults | settings))
         self.descriptor = descriptor
         self.witness = Witness()
-        self.server = Server(self.config, Log("debug", "json", lines_to(descriptor)),
-                             System(files), self.witness)
+        log = Log("debug", "json", lines_to(descriptor))
+        try:
+            self.server = Server(self.config, log, System(files), self.witness)
+        except BaseException:
+            log.close()
+            os.close(descriptor)
+            raise
         self.port = self.server.address[1]
         self.status: int | None = None
         self.thread = threading.Thread(target=self._run)

@@ -298,11 +298,12 @@ class ScriptedServer:
     def close(self) -> None:
         """Nobody is let in any more, and every socket that was is closed."""
         self._close_door()
-        if self._coming is not None:
-            with contextlib.suppress(OSError):  # it may be closed, or in the hands of a peer
-                self._coming.shutdown(socket.SHUT_RDWR)
         for doorkeeper in self._doorkeepers:
-            doorkeeper.join(DEADLINE_S)
+            while doorkeeper.is_alive():  # it may be about to say whom it has let in
+                if self._coming is not None:
+                    with contextlib.suppress(OSError):  # it may be closed, or in a peer's hands
+                        self._coming.shutdown(socket.SHUT_RDWR)
+                doorkeeper.join(0.01)
         while not self._arrived.empty():
             found = self._arrived.get()
             if not isinstance(found, Exception):

@@ -19,10 +19,10 @@ import pytest
 
 from .waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 100
+TIMEOUT_S = 240
 QUIET = {name: value for name, value in os.environ.items() if not name.startswith("SYNCER_")}
 
 

@@ -72,12 +72,12 @@ class Fleet:
                     return
 
     def answer(self, learner: ScriptedLearner, pull: messages.Pull, rng: random.Random) -> bool:
-        """Mostly a good push; sometimes a crime, a heartbeat too, or the end."""
+        """Mostly a good push; at first and sometimes a crime; a heartbeat too, or the end."""
         numel = LAYOUT.fragments[pull.fragment].numel
         luck = rng.random()
-        if luck < 0.04:
+        if luck < 0.04 and self.crimes:
             return False
-        if luck < 0.10:
+        if luck < 0.10 or not self.crimes:
             self.crimes += 1
             bad = np.full(numel, np.inf, np.float32)
             learner.send(b"garbage" * 10) if luck < 0.07 else learner.push(pull, bad)

@@ -71,7 +71,7 @@ def test_pushes_that_arrive_out_of_order_are_folded(tmp_path, fold):
 def test_a_late_push_joins_the_next_round_at_a_discount(tmp_path, dtype, waits):
     """Its bytes wait as received (`waits`), or it enters the round that gathers already."""
     layout = Layout((LAYOUT.fragments[1],))
-    pace = ("--min-round-interval-ms", "1500") if waits else ()
+    pace = ("--min-round-interval-ms", "3000") if waits else ()
     flags = (*SGD, "--late-carry", "--carry-gamma", "0.25", "--grace-ms", "0", *pace)
     init = values(0, 1)
     with (
