@@ -62,13 +62,13 @@ def restore(source: Checkpoint, path: str, files: Files = FILES,
         own = files.real_path(source.path) == history.name(source.facts.step)
         aside += history.set_aside([t for t in history.kept()
                                     if not own or t > source.facts.step])
+        unmarked = any(files.exists(marker_path(name)) for name in (path, real))
+        now = step_of(real, files) if there else None
     except OSError as error:
         raise CheckpointError(f"{path} could not be restored: {error.strerror}; it is as it "
                               "was") from None
-    unmarked = any(files.exists(marker_path(name)) for name in (path, real))
     for name in dict.fromkeys((path, real)):
         remove_marker(name, files)
-    now = step_of(real, files) if there else None
 
     def retire(old: str | None) -> None:
         if old is not None:

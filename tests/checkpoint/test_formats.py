@@ -11,14 +11,15 @@ import pytest
 from safetensors import safe_open
 
 from syncer.checkpoint import safetensors, yeto
+from syncer.checkpoint.convert import convert, export
 from syncer.checkpoint.facts import Cut, Facts, check_contiguous
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
 from syncer.kernels import sha256
-from syncer.layout import FragmentLayout, Layout
+from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.steps import version_at
-from tests.checkpoint.cuts import LAYOUT, make_cut, version_of
+from tests.checkpoint.cuts import LAYOUT, make_cut, names_in, version_of
 from tests.golden.merge_reference import checkpoint_v3, contiguous_version
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "merge_golden.json").read_text())
@@ -303,3 +304,16 @@ def test_sizes_are_known_before_writing(tmp_path):
     assert cut.facts.state_bytes == 8 * LAYOUT.numel
     check_contiguous(cut.facts)
     assert isinstance(cut.facts, Facts)
+
+
+def test_what_a_layout_names_is_what_the_file_holds(tmp_path):
+    """Of a file without a layout of its own it is only the sizes that can be compared."""
+    path, other = tmp_path / "c", Layout((*LAYOUT.fragments[:2], FragmentLayout(AVG, (7,))))
+    write_checkpoint(path, make_cut(), "yeto-v3")
+    with Checkpoint(path) as checkpoint:
+        with pytest.raises(CheckpointMismatch, match="the layout has fragments of"):
+            convert(checkpoint, tmp_path / "other", "safetensors", layout=other)
+        with pytest.raises(CheckpointMismatch, match="fragment 1 has 13 elements, the layout names "
+                                                     "12"):
+            export(checkpoint, tmp_path / "other", [(0, (("a", (7,)),)), (1, (("b", (3, 4)),))])
+    assert names_in(tmp_path) == {"c"}

@@ -144,6 +144,10 @@ def set_offsets(name, begin, end):
     (lambda h: h["fragments.0.params"].update(shape=[True]), "whole numbers"),
     (lambda h: h["fragments.0.params"].update(shape=[0], data_offsets=[0, 0]), "at least one"),
     (lambda h: h["fragments.0.params"].update(more=1), "dtype, shape and data_offsets"),
+    (lambda h: h.update({"fragments.3.momentum": h.pop("fragments.1.momentum")}),
+     "fragments.1.momentum is missing"),
+    (lambda h: h["fragments.0.momentum"].update(shape=[6]), "7 elements as the parameters have"),
+    (lambda h: h["fragments.0.params"].update(data_offsets=[0]), "two data_offsets"),
     (set_offsets("fragments.0.momentum", 0, 28), "overlaps"),
     (set_offsets("fragments.0.momentum", 2**63, 2**63 + 28), "gap"),
     (set_offsets("fragments.0.momentum", 56, 28), "apart"),
@@ -173,6 +177,8 @@ def set_offsets(name, begin, end):
     (lambda h: h["__metadata__"].update(layout='[{"merge":"avg","numels":[0]}]'), "layout"),
     (lambda h: h["__metadata__"].update(
         layout='[{"merge":"iso","numels":[7],"shapes":[[2,3]]}]'), "layout"),
+    (lambda h: h["__metadata__"].update(
+        layout='[{"merge":"iso","numels":[6],"shapes":[[6]]}]'), "shapes of rows and columns"),
     (lambda h: h["__metadata__"].update(layout_fingerprint="12"), "layout_fingerprint"),
     (lambda h: h["__metadata__"].update(session_contract="Z" * 64), "session_contract"),
     (lambda h: h["__metadata__"].update(profile_hash="A" * 64), "profile_hash"),

@@ -1,11 +1,10 @@
-"""The saver thread, what it keeps, the marker, and the lock of a path."""
+"""The saver thread, what it keeps, and the marker."""
 
 from __future__ import annotations
 
 import errno
 import os
 import queue
-import subprocess
 import sys
 import threading
 
@@ -13,12 +12,10 @@ import pytest
 
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.lane import BACKGROUND_NICE, Lane
-from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.marker import marker_path
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.saver import Outcome, Saver
 from syncer.checkpoint.writer import write_checkpoint
-from syncer.errors import ConfigError
 from tests.checkpoint.cuts import Faulty, copy_of, make_cut, names_in
 
 PATIENCE_S = 60.0
@@ -335,83 +332,6 @@ def test_a_marker_that_cannot_be_written_is_a_failed_save(tmp_path, outcomes):
     assert names_in(tmp_path) == {"c"}, "the checkpoint itself is whole, and not marked"
 
 
-# ----------------------------------------------------------------------------------- lock
-HOLDER = """
-import sys
-from syncer.checkpoint.lane import BACKGROUND_NICE, Lane
-from syncer.checkpoint.lock import PathLock
-lock = PathLock(sys.argv[1])
-print("held", flush=True)
-sys.stdin.read()
-lock.close()
-"""
-
-
-def test_a_second_process_is_told_the_first_ones_pid(tmp_path):
-    path = str(tmp_path / "c")
-    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=rf"in use by process {holder.pid}\b.*c\.lock"):
-            PathLock(path)
-        holder.kill()
-        holder.wait()
-        assert names_in(tmp_path) == {"c.lock"}, "a killed process leaves the file"
-        with PathLock(path):
-            assert (tmp_path / "c.lock").read_text().split()[0] == str(os.getpid())
-        assert not names_in(tmp_path)
-
-
-def test_within_a_process_too(tmp_path):
-    with PathLock(tmp_path / "c"), pytest.raises(ConfigError, match=str(os.getpid())):
-        PathLock(tmp_path / "c")
-    with PathLock(tmp_path / "c"), PathLock(tmp_path / "d"):
-        pass
-
-
-def test_one_lock_under_every_name(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "c").symlink_to(tmp_path / "disk" / "run")
-    (tmp_path / "chain").symlink_to(tmp_path / "c")
-    with PathLock(tmp_path / "chain"):
-        assert names_in(tmp_path / "disk") == {"run.lock"}
-        for name in ("c", "chain", "disk/run"):
-            with pytest.raises(ConfigError, match=str(os.getpid())):
-                PathLock(tmp_path / name)
-
-
-def test_a_link_into_a_directory_that_is_not_there(tmp_path):
-    (tmp_path / "c").symlink_to(tmp_path / "nowhere" / "run")
-    with pytest.raises(ConfigError, match="name a file in a directory"):
-        PathLock(tmp_path / "c")
-
-
-def test_many_takers_of_one_lock(tmp_path):
-    """Removing the file at the end must not let two in."""
-    inside, most, wrong = [0], [0], []
-
-    def take():
-        for _ in range(50):
-            try:
-                with PathLock(tmp_path / "c"):
-                    inside[0] += 1
-                    most[0] = max(most[0], inside[0])
-                    if inside[0] != 1:
-                        wrong.append(inside[0])
-                    inside[0] -= 1
-            except ConfigError:
-                continue
-
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert most == [1]
-    assert not wrong
-    assert not names_in(tmp_path)
-
-
 @pytest.fixture
 def no_more_threads(monkeypatch):
     """What the system says from now on, when it is told to."""
@@ -457,11 +377,6 @@ def test_a_file_is_read_without_further_threads(tmp_path, no_more_threads, monke
         found = checkpoint.load(threads=4)
     assert [one.params.tobytes() for one in found] == [
         one.params.tobytes() for one in make_cut(8).fragments]
-
-
-def test_a_directory_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match="name a file in a directory"):
-        PathLock(tmp_path / "nowhere" / "c")
 
 
 def test_a_write_in_the_background_gives_way(tmp_path, outcomes):
