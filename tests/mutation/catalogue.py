@@ -5,7 +5,7 @@ Every mistake breaks a rule, and every rule has at least one.
 
 from __future__ import annotations
 
-from tests.mutation.details import ROUND_DETAILS, RUN_DETAILS
+from tests.mutation.details import ROUND_DETAILS, RUN_DETAILS, SERVER_DETAILS
 from tests.mutation.how_a_run_ends import COMMITTING, ENDING, WAITS
 from tests.mutation.mistake import broken
 from tests.mutation.what_is_merged import EXCLUDING, WEIGHTS
@@ -430,4 +430,4 @@ READERS = broken(
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
              + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + INTRODUCTIONS
              + CATCHUPS + SHORTAGE + READERS + RENUMBERING
-             + ROUND_DETAILS + RUN_DETAILS)
+             + ROUND_DETAILS + RUN_DETAILS + SERVER_DETAILS)

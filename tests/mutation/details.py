@@ -115,3 +115,25 @@ RUN_DETAILS = broken(
     ("16.4", "who comes is told of a wait that was never said",
      "elif self.told and self.newcomers:", "elif self.newcomers:"),
 )
+SERVER_DETAILS = broken(
+    "server/telling.py",
+    ("17.2", "a newer notice does not take the place of the one that waits",
+     "            self.next[group] = frame, waiting[1]\n", "            pass\n"),
+    ("17.2", "a notice goes to whoever cannot read it", "if not group.extended or group.ended:",
+     "if group.ended:"),
+    ("17.2", "a notice is kept for a connection that has gone", "            waiting[1].cancel()\n",
+     "            pass\n"),
+) + broken(
+    "server/reporting.py",
+    ("17.4", "a report outlives the connection that made it",
+     "            del self.newest[group.learner]\n", "            pass\n"),
+    ("17.4", "an older connection that goes takes the newer one's report away",
+     "if last is not None and last.group is group:", "if last is not None:"),
+    ("17.4", "every merge has the reports of before", "fresh, self.fresh = self.fresh, False",
+     "fresh = self.fresh"),
+) + broken(
+    "wire/identity.py",
+    ("17.7", "a run without a name is another one than itself",
+     "return bool(identity.run or found) and identity.run != found",
+     "return identity.run != found"),
+)

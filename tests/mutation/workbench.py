@@ -32,6 +32,11 @@ TEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
 PATIENCE_S = 300
 
 
+def waits_for_sockets(place: str) -> bool:
+    """Tests over real sockets come last: they take seconds."""
+    return place.startswith("tests/e2e")
+
+
 class Workbench:
     """`judge` says which scenario or test notices a mutation; None if nothing does."""
 
@@ -79,7 +84,8 @@ class Workbench:
     def look(self, mutation: Mutation) -> str | None:
         broken = mutation.rules.split()
         scenarios = [*PLAY, *[name for rule in broken for name in self.played.get(rule, [])]]
-        places = [f"tests/{place}" for rule in broken for place in rules.ELSEWHERE.get(rule, [])]
+        places = sorted([f"tests/{place}" for rule in broken
+                         for place in rules.ELSEWHERE.get(rule, [])], key=waits_for_sockets)
         tests = [*TEST, *places]
         in_core = mutation.file.startswith("syncer/core/")
         for command in [scenarios, tests] if in_core else [tests, scenarios]:
