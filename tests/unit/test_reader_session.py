@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 
-from syncer.errors import RemoteProtocolError
+from syncer.errors import ConfigError, RemoteProtocolError
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, Msg, NoticeCode, RunState
 from syncer.reader.cut_session import ReaderSession, ReceivedCut, Refused, ServerEnd
@@ -170,6 +170,26 @@ def test_word_of_what_the_run_waits_for_is_no_part_of_a_cut():
                 pull(address, timeout_s=1)
         finally:
             stop.set()
+
+
+@pytest.mark.parametrize(("frames", "text"), [
+    ((welcome(), encode.encode_shutdown()), "has ended, and no cut of it has come"),
+    ((b"\xff" * 64,), "sends what no syncer sends: "),
+])
+def test_what_no_further_dial_can_mend_ends_it(frames, text):
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(b"".join(frames))
+        with suppress(OSError):  # whoever gives up may leave bytes unread
+            while sock.recv(65536):
+                pass
+
+    with server_of(serve) as address, pytest.raises(PullFailed, match=text):
+        pull(address, timeout_s=60)
+
+
+def test_a_dtype_that_no_cut_has():
+    with pytest.raises(ConfigError, match="dtype 'q4' cannot be pulled: give one of f32, bf16"):
+        Pulling("127.0.0.1:1", dtype="q4")
 
 
 def test_who_has_the_final_cut_is_done_whatever_becomes_of_the_server():
