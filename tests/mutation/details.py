@@ -132,6 +132,13 @@ SERVER_DETAILS = broken(
     ("17.4", "every merge has the reports of before", "fresh, self.fresh = self.fresh, False",
      "fresh = self.fresh"),
 ) + broken(
+    "server/promised.py",
+    ("14.11", "a message that grows slowly ends its group",
+     "filled, since_ns if bytes_then == filled else now_ns", "filled, since_ns"),
+    ("14.11", "what is missing is named again and again", "            self.told = True\n", ""),
+    ("14.11", "who has all its sockets is looked after", "if group.ended or not missing:",
+     "if group.ended:"),
+) + broken(
     "wire/identity.py",
     ("17.7", "a run without a name is another one than itself",
      "return bool(identity.run or found) and identity.run != found",
