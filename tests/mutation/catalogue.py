@@ -189,8 +189,6 @@ ROUNDS = broken(
      "        if not still and self.is_current(member):\n", "        if False:\n"),
     ("2.8", "who stood still once stands still in every catch-up",
      "        member.stalled = False\n", ""),
-    ("2.7", "who was being caught up keeps its place to the end of the run",
-     "member.held and self.is_current(member)\n            member.held = False\n", "0\n"),
     ("2.7", "what shows life between two signs of a rival changes nothing",
      "            member.first_ns = min(member.first_ns, now_ns)\n"
      "            for other in self.older.get(member.learner, ()):\n"

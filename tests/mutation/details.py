@@ -82,7 +82,7 @@ RUN_DETAILS = broken(
     ("11.2", "a budget can be spent before the start", "if self.phase == Phase.WAITING:\n"
      "            return \"the run", "if False:\n            return \"the run"),
     ("2.7", "who was being caught up at the last commit keeps its place, and says nothing",
-     "        self.members.run_is_over()\n", "        pass\n"),
+     "        self.members.run_is_over(self.now_ns)\n", ""),
     ("12.2", "a run resumed at its end waits for ids that its roster has no more",
      "for learner in self.ledger\n                               if learner < "
      "self.policy.learners}", "for learner in self.ledger}"),

@@ -199,6 +199,23 @@ def test_dead_links_in_line_have_whole_turns():
         assert 8 <= len(joining.lines("its turn goes to the next")) - said <= 11, "one in 2 s"
 
 
+def test_a_newest_connection_that_takes_nothing_gives_way():
+    """Somebody says that he is a learner which is there, and never reads: about 10 s."""
+    joining = Joining(0)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.capacity = 1 << 16
+        world, (learner, *_) = joining.fleet.world, joining.fleet.learners
+        own = joining.scheduler.members.current[0]
+        learner.second_wire().pause()
+        world.wait(lambda: joining.scheduler.members.current[0] is not own)
+        begun_ns = world.now_ns
+        world.wait(lambda: joining.scheduler.members.current[0] is own)
+        assert 10 * SECOND <= world.now_ns - begun_ns < 12 * SECOND
+        step = joining.scheduler.global_step
+        world.wait(lambda: joining.scheduler.global_step > step)
+
+
 def test_a_waiting_member_is_sent_nothing_and_then_the_versions_of_that_moment():
     joining = Joining(2, max_concurrent_catchups=1)
     first, second = joining.late

@@ -65,7 +65,7 @@ cdef class Membership:
     cdef int hold(self, Member member) except -1
     cdef int stall(self, Member member, bint still) except -1
     cdef bint is_served(self, Member member)
-    cdef int run_is_over(self) except -1
+    cdef int run_is_over(self, long long now_ns) except -1
     cdef int unhold(self, Member member, tuple delivered, long long now_ns) except -1
     cdef list launchable(self)
     cdef int observe(self, Member member, long long now_ns, unsigned long long local_step) except -1

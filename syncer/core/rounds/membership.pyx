@@ -294,12 +294,14 @@ cdef class Membership:
         """Is it being caught up, and takes it what it is sent?"""
         return member.held and not member.stalled
 
-    cdef int run_is_over(self) except -1:
-        """The last step is committed: nobody is caught up any more."""
+    cdef int run_is_over(self, long long now_ns) except -1:
+        """The last step is committed: nobody is caught up any more, the final cut is to come."""
         cdef Member member
         for member in self.members.values():
-            self.launchable_count += member.held and self.is_current(member)
-            member.held = False
+            if member.held:
+                member.held = False
+                self.launchable_count += self.is_current(member)
+                member.up_to_date(now_ns)
         self.slowest_known = False
         return 0
 

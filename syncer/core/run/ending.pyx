@@ -74,7 +74,7 @@ cdef class Ending(Committing):
         if self.lingers:
             return self.send_final_cut()
         self.release_all(self.free_everything())  # late pushes of a round that never comes
-        self.members.run_is_over()
+        self.members.run_is_over(self.now_ns)
         self.phase = Phase.SAVING
         if self.saves.on:
             return self.save(FINAL)
