@@ -1,1 +1,1 @@
-"""Links of known rate and delay on one machine, and what runs over them take: `python -m benchmarks.lab`."""
+"""Links of known rate and delay on one machine, and what syncs take over them."""

@@ -32,8 +32,9 @@ def all_scenes(short: bool) -> dict[str, list[Callable[[], Row]]]:
     mib, syncs = ({GB: 64, MB: 16}, 8) if not short else ({GB: 8, MB: 2}, 3)
     delayed = [(Link(1e9, 10), 64), (Link(1e9, 100), 64), (Link(1e8, 10), 16), (Link(1e8, 100), 16)]
     return {
-        "sync": [partial(scenes.sync, link, dtype, mib[link], syncs)
-                 for link in (GB, MB) for dtype in DTYPES],
+        "sync": [scene for link in (GB, MB) for scene in (
+            partial(scenes.bare, link, mib[link]),
+            *(partial(scenes.sync, link, dtype, mib[link], syncs) for dtype in DTYPES))],
         "delay": [partial(scenes.sync, link, "f32", 8 if short else size, syncs)
                   for link, size in delayed],
         "straggler": [partial(scenes.straggler, 8 if short else 32, syncs)],
@@ -55,7 +56,7 @@ def table(name: str, rows: list[Row]) -> Iterator[str]:
     yield f"\n{HEADS[name]}"
     yield f"{'':44} {'takes s':>8} {'against':>8} {'ratio':>6} {'wanted':>7}"
     for row in rows:
-        wanted = f"{'<=' if row.at_most else '>='} {row.wanted:g}"
+        wanted = f"{'<=' if row.at_most else '>='} {row.wanted:g}" if row.wanted else ""
         yield (f"{row.what:44} {row.seconds:8.4f} {row.bound_s:8.4f} {row.ratio:6.2f} "
                f"{wanted:>7}{'' if row.holds else ' !'}")
 

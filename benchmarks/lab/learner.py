@@ -22,7 +22,7 @@ def main(address: str, learner_id: str, dtype: str, fragments: str, numel: str) 
     parameters = {f"w{f}": np.zeros(int(numel), np.float32) for f in range(int(fragments))}
     applied = []
     with Learner(parameters, address, learner_id=int(learner_id), dtype=dtype,
-                 fragments=int(fragments), num_streams=int(__import__("os").environ.get("NS","4"))) as learner:
+                 fragments=int(fragments)) as learner:
         while True:
             status = learner.step(tokens=1)
             applied += [(time.monotonic(), *each) for each in status.applied]

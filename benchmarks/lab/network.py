@@ -116,7 +116,8 @@ class Host:
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen[str]:
         """A command that runs beside us."""
-        return subprocess.Popen(command, text=True, preexec_fn=self._enter, **options)
+        return subprocess.Popen(command, text=True, preexec_fn=self._enter,  # noqa: PLW1509
+                                **options)  # nothing in the lab has threads
 
     def close(self) -> None:
         """Without it and its processes the namespace is gone."""

@@ -71,8 +71,8 @@ class Fleet:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="syncer-lab")))
         self.server_host = self._host()
         self.hosts = 0
-        log = self._file("server")
-        self.server = self._process(
+        log = self.file("server")
+        self.server = self.process(
             self.server_host, "syncer.server", "--learners", str(learners), "--total-steps",
             str(total_steps), "--host", "0.0.0.0", "--port", PORT, "--allow-unauthenticated",
             "--sync-interval-steps", "0", "--delta-correction", "none", *flags, stderr=log)
@@ -83,13 +83,13 @@ class Fleet:
         self.stack.callback(host.close)
         return host
 
-    def _file(self, name: str) -> IO[str]:
+    def file(self, name: str) -> IO[str]:
         return self.stack.enter_context((self.folder / name).open("w"))
 
     def said(self, name: str) -> str:
         return (self.folder / name).read_text(errors="replace")
 
-    def _process(self, host: Host, module: str, *arguments: str,
+    def process(self, host: Host, module: str, *arguments: str,
                  **options: object) -> subprocess.Popen[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("SYNCER_")}
         process = host.start(sys.executable, "-m", module, *arguments, cwd=ROOT,
@@ -111,7 +111,7 @@ class Fleet:
         server, _ = cable(self.hosts, self.server_host, host, link.bits_per_s)
         if not link.round_trip_ms:
             return host, f"{server}:{PORT}"
-        relay = self._process(host, "benchmarks.lab.relay", server, PORT,
+        relay = self.process(host, "benchmarks.lab.relay", server, PORT,
                               str(link.round_trip_ms), stdout=subprocess.PIPE)
         assert relay.stdout is not None
         self.stack.callback(relay.stdout.close)
@@ -119,9 +119,9 @@ class Fleet:
 
     def learner(self, number: int, link: Link, dtype: str, numel: int) -> subprocess.Popen[str]:
         host, address = self.host(link)
-        return self._process(host, "benchmarks.lab.learner", address, str(number), dtype,
-                             str(FRAGMENTS), str(numel), stdout=self._file(f"learner {number}"),
-                             stderr=self._file(f"stderr {number}"))
+        return self.process(host, "benchmarks.lab.learner", address, str(number), dtype,
+                             str(FRAGMENTS), str(numel), stdout=self.file(f"learner {number}"),
+                             stderr=self.file(f"stderr {number}"))
 
     def applied(self, number: int, process: subprocess.Popen[str]) -> list[list[float]]:
         """What a learner says at its end."""
@@ -168,6 +168,32 @@ def sync(link: Link, dtype: str, mib: int, syncs: int) -> Row:
     return Row(f"{link}, {dtype}, {mib} MiB", found, bound, bound / found, 0.9)
 
 
+def bare(link: Link, mib: int) -> Row:
+    """What sockets without a program reach there, as many each way at once: no bound of ours."""
+    count = mib * MIB
+    with ExitStack() as stack:
+        hosts = [Host() for _ in range(2)]
+        for host in hosts:
+            stack.callback(host.close)
+        address, _ = cable(1, *hosts, link.bits_per_s)
+        command = [sys.executable, "-m", "benchmarks.lab.bare"]
+        serving = hosts[0].start(*command, "serve", PORT, "4", str(count), cwd=ROOT,
+                                 stderr=subprocess.PIPE)
+        stack.callback(serving.wait)
+        stack.callback(serving.kill)
+        assert serving.stderr is not None
+        stack.callback(serving.stderr.close)
+        serving.stderr.readline()
+        dialing = hosts[1].start(*command, "dial", f"{address}:{PORT}", "4", str(count), cwd=ROOT,
+                                 stdout=subprocess.PIPE)
+        stack.callback(dialing.kill)
+        said, _ = dialing.communicate(timeout=PATIENCE_S)
+    if dialing.returncode:
+        raise SceneFailed("bare sockets have failed")
+    bound, found = count * 8 / link.bits_per_s, float(said)
+    return Row(f"{link}, bare sockets, {mib} MiB", found, bound, bound / found, 0.0)
+
+
 def straggler(mib: int, syncs: int) -> Row:
     """Two learners at 1 Gb/s, without and with a third one behind 5 MB/s; a quorum of two."""
     numel, fast = mib * MIB // 4 // FRAGMENTS, Link(1e9)
@@ -182,7 +208,7 @@ def straggler(mib: int, syncs: int) -> Row:
             found.append(statistics.median(sync_seconds(made.applied(number, each))
                                            for number, each in enumerate(learners)))
     without, beside = found
-    return Row(f"a learner at 5 MB/s beside two at {fast}, f32, {mib} MiB", beside, without,
+    return Row(f"a learner at 5 MB/s beside two, f32, {mib} MiB", beside, without,
                beside / without, 1.5, at_most=True)
 
 
@@ -195,13 +221,11 @@ def joiners(link: Link, catchups: str, model_mb: float) -> Row:
         flags += ["--max-concurrent-catchups", catchups]
     with fleet(TRAINING + JOINERS, *flags, total_steps=10**9) as made:
         host, address = made.host(link)
-        told = made.stack.enter_context(tempfile.TemporaryFile("w+"))
-        training = made._process(host, "benchmarks.lab.joiners", "train", address, str(model_mb),
-                                 stdout=told)
+        training = made.process(host, "benchmarks.lab.joiners", "train", address, str(model_mb),
+                                stdout=made.file("rounds"))
         if training.wait(PATIENCE_S) != 0:
             raise SceneFailed("those who train have ended")
-        told.seek(0)
-        before, beside = json.load(told)
+        before, beside = json.loads(made.said("rounds"))
         made.server.send_signal(signal.SIGTERM)
         made.server.wait(PATIENCE_S)
     how = f"{catchups} at a time" if catchups else "as many as fit"

@@ -275,7 +275,8 @@ class Client:
         """Whether a message of about so many bytes may be queued now; room only grows meanwhile."""
         with self.lock:
             group = self._group
-            return group is not None and group.has_room(chunk_count(0, payload_bytes))
+            return group is not None and group.has_room(
+                chunk_count(0, payload_bytes, group.connection.stripes))
 
     def send(self, message: TensorMessage) -> Receipt:
         """Queues a tensor message, striped over the data sockets.

@@ -86,6 +86,11 @@ class Connection:
         return self.welcome is not None or not self.extended
 
     @property
+    def stripes(self) -> int:
+        """How many sockets a message is cut for: one unless it introduces itself (wire 19.14)."""
+        return max(1, self.streams - 1) if self.extended else 1
+
+    @property
     def instance(self) -> int | None:
         """The server process at the other end, if it has said so."""
         return None if self.welcome is None else self.welcome.instance
@@ -156,7 +161,8 @@ class Connection:
         Data sockets take turns, and the turn goes on from message to message.
         """
         msg_id = next(self._session.msg_ids)
-        for pieces in chunk_message(message.msg_type, message.head, message.body, msg_id):
+        for pieces in chunk_message(message.msg_type, message.head, message.body, msg_id,
+                                    self.stripes):
             yield self._take_stream(), pieces
 
     def _take_stream(self) -> int:

@@ -79,6 +79,8 @@ cdef class Group(Owner):
         self.data[index] = channel
         if not self.in_order:
             self.streams = [self.data[i] for i in sorted(self.data)]
+            if self.extended:
+                self.outbox.stripes = len(self.streams)
         channel.owner = self
         if self.throttled:
             channel.grant(0)

@@ -8,6 +8,7 @@ class Bulk:
     def __init__(self, image: Image) -> None: ...
 
 class Outbox:
+    stripes: int
     @property
     def fragments(self) -> int: ...
     @property

@@ -40,6 +40,7 @@ cdef class Outbox:
 
     def __init__(self, fragments):
         self.fragments = fragments
+        self.stripes = 1
         self.queued = {}
         self.under_way = []
         self.newest = {}
@@ -162,8 +163,9 @@ cdef class Outbox:
             else:
                 del self.queued[key]
                 image = bulk.image
-                bulk.left = chunk_count(len(image.head), len(image.body))
-                bulk.pieces = chunk_message(image.kind, image.head, image.body, self.next_id)
+                bulk.left = chunk_count(len(image.head), len(image.body), self.stripes)
+                bulk.pieces = chunk_message(
+                    image.kind, image.head, image.body, self.next_id, self.stripes)
                 self.next_id += 1
                 self.under_way.append(bulk)
                 return bulk

@@ -2,6 +2,7 @@
 
 import struct
 from itertools import pairwise
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,11 +132,13 @@ def test_chunks_over_streams_in_any_order_give_every_message_once(plan, data):
 
 
 @settings(max_examples=20)
-@given(st.integers(0, 3 * NUMEL), st.integers(0, 2**64 - 1))
-def test_what_chunk_message_sends_is_what_a_reader_gives(size, msg_id):
+@given(st.integers(0, 4 * NUMEL), st.integers(0, 2**64 - 1), st.integers(1, 4))
+def test_what_chunk_message_sends_is_what_a_reader_gives(size, msg_id, streams):
     body = pattern(size)
-    gathers = list(encode.chunk_message(Msg.INIT_PARAMS, encode.init_head(3), body, msg_id))
-    assert len(gathers) == encode.chunk_count(4, size)
+    with mock.patch.object(encode, "STRIPE_BYTES_MIN", 1000):
+        gathers = list(encode.chunk_message(Msg.INIT_PARAMS, encode.init_head(3), body, msg_id,
+                                            streams))
+        assert len(gathers) == encode.chunk_count(4, size, streams)
     got, error = events(SERVER, [b"".join(gather) for gather in gathers])
     assert (got, error) == ([(Msg.INIT_PARAMS, encode.init_head(3) + body)], None)
     assert sum(len(part) for gather in gathers for part in gather) == (

@@ -17,7 +17,7 @@ LIMITS = (door, "STRANGERS_MAX", "strangers"), (door, "STRANGER_BYTES_MAX", "str
     farewell, "FAREWELLS_MAX", "farewells"), (run_session, "CONNECTIONS_MAX", "connections")
 """(module, constant, setting) of what strangers and goodbyes may have."""
 SIZES = (encode, "CHUNK_SIZE", "chunk_bytes"), (ingest, "INLINE_ELEMENTS_MAX", "inline_elements"), (
-    door, "HELLO_INLINE_MAX", "hello_inline")
+    door, "HELLO_INLINE_MAX", "hello_inline"), (encode, "STRIPE_BYTES_MIN", "inline_elements")
 """The same of what is large."""
 REAL = {(module, name): getattr(module, name) for module, name, _ in (*LIMITS, *SIZES)}
 

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import numpy as np
 import pytest
 
 from syncer.errors import ConfigError, RemoteProtocolError
@@ -364,3 +365,14 @@ def test_whether_a_quorum_is_everybody_is_known_from_the_welcome():
     assert each.needs_everybody
     meet(each, quorum=0)
     assert not each.needs_everybody
+
+
+@pytest.mark.parametrize(("introduced", "streams"), [(True, [1, 2, 3]), (False, [1])])
+def test_who_introduces_itself_cuts_a_message_for_its_data_sockets(introduced, streams):
+    """19.14 of docs/protocol.md; anybody else as protocol 4 has it."""
+    layout = Layout((FragmentLayout(RDA, (2**18,)),))
+    each = Session(layout, FINGERPRINT, learner=0, dtype=DTYPE_F32, num_streams=3,
+                   introduction=Introduction(FINGERPRINT) if introduced else None)
+    connection = meet(each, kept=(0,)) if introduced else each.connect(1)
+    frames = list(connection.stripe(each.tensors.init(0, np.zeros(2**18, "<f4"))))
+    assert [stream for stream, _ in frames] == streams

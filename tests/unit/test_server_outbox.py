@@ -294,3 +294,23 @@ def test_spares_and_buffers_in_use_are_bounded_together():
     assert pool.live_bytes + pool.spare_bytes <= 4 * 4096
     pushes.clear()
     assert pool.spare_bytes <= 4 * 4096
+
+
+@pytest.mark.parametrize(("numel", "stripes", "sizes"), [
+    (2**18, 1, [2**20 + 25]),
+    (2**18, 3, [349534, 349534, 349533]),
+    (2**18, 100, [2**18] * 4 + [25]),
+    (2**21, 2, [4194304, 4194304, 25]),
+])
+def test_a_message_is_cut_for_the_sockets_that_it_goes_over(numel, stripes, sizes):
+    """Of no less than 256 KiB, and no more than 4 MiB."""
+    outbox = Outbox(1)
+    outbox.stripes = stripes
+    outbox.broadcast(image(0, 1, numel))
+    found = []
+    while (piece := outbox.next_piece()) is not None:
+        bulk, (head, body) = piece
+        found.append(len(head) - 37 + len(body))
+        outbox.piece_sent(bulk)
+    assert found == sizes
+    assert outbox.empty
