@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import faulthandler
 import itertools
 import multiprocessing
 import shlex
+import signal
 import sys
 import time
 import traceback
@@ -56,6 +58,7 @@ class Ledger:
 def work(course: Course, job: int, ledger: Ledger, until: float) -> None:
     """The batches of one of its jobs until a time, or a finding."""
     faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who watches ends us
     name = course.name
     target = TARGETS[name]
     for batch in itertools.count(course.next_batch + job, course.jobs):
@@ -119,19 +122,28 @@ class Course:
                    for job, ledger in enumerate(ledgers)]
         for worker in workers:
             worker.start()
-        for worker, ledger in zip(workers, ledgers, strict=True):
-            trouble = watch(self.name, worker, ledger)
-            if trouble is not None or ledger.found.value:
-                self.clean = False
-                print(*[line for line in (trouble, reproducer(self.name, ledger.held)) if line],
-                      sep="\n", flush=True)
-        self.took_s += time.monotonic() - began
+        try:
+            for worker, ledger in zip(workers, ledgers, strict=True):
+                trouble = watch(self.name, worker, ledger)
+                if trouble is not None or ledger.found.value:
+                    self.clean = False
+                    print(*[line for line in (trouble, reproducer(self.name, ledger.held)) if line],
+                          sep="\n", flush=True)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.join()
+            self._count(ledgers, time.monotonic() - began)
+
+    def _count(self, ledgers: list[Ledger], took_s: float) -> None:
+        self.took_s += took_s
         self.done += sum(ledger.count.value for ledger in ledgers)
         self.accepted += sum(ledger.accepted.value for ledger in ledgers)
         self.next_batch = 1 + max(ledger.batch.value for ledger in ledgers)
 
     def __str__(self) -> str:
-        return (f"{self.name:12} {self.done:11,} inputs {self.done / self.took_s:8,.0f}/s "
+        return (f"{self.name:12} {self.done:11,} inputs "
+                f"{self.done / max(self.took_s, 1e-9):8,.0f}/s "
                 f"{100 * self.accepted / max(1, self.done):5.1f} % accepted")
 
 
@@ -155,13 +167,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(*[f"{name}: {what or 'nothing found'}" for name, what in found.items()], sep="\n")
         return int(any(found.values()))
     courses = [Course(name, options.seed, options.jobs or available_cores()) for name in names]
-    began, done, failed = time.monotonic(), -1, 0
-    while not failed and done < (options.inputs or 0):
-        for course in courses:
-            course.run(options.seconds / len(courses))
-        done = sum(course.done for course in courses)
-        failed = sum(not course.clean for course in courses)
-    took = time.monotonic() - began
+    began, failed = time.monotonic(), 0
+    with contextlib.suppress(KeyboardInterrupt):  # what was done until then is told
+        while True:
+            for course in courses:
+                course.run(options.seconds / len(courses))
+            failed = sum(not course.clean for course in courses)
+            if failed or sum(course.done for course in courses) >= (options.inputs or 0):
+                break
+    took, done = time.monotonic() - began, sum(course.done for course in courses)
     print(*courses, sep="\n")
     print(f"seed {options.seed}: {done:,} inputs in {took:.0f} s, {done / took:,.0f}/s, "
           f"{failed or 'no'} finding{'s' if failed > 1 else ''}")
