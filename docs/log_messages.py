@@ -190,7 +190,7 @@ MEANINGS = {
         "somebody went back to an earlier checkpoint, or asked for more steps (rule 12.9)",
     "final acknowledgement ignored: not of this final cut": "of another step or connection",
     "the final cut waits for learners that contributed before":
-        "the run was resumed after its last step, and they may be about to dial again",
+        "the run was resumed after its last step, or shortly before; they may be about to dial",
     "the run ends without learners that did not come back":
         "they were waited for as long as `--final-ack-timeout-s` says; the run is complete",
     "learner finalized": "this learner has the final parameters",

@@ -98,6 +98,9 @@ ROWS = (
         "syncer/core/rounds/membership.pyx:SILENCE_NS",
         "its slots go to the current one; also how long after the newest has gone an older one is "
         "current, and how long that shows life beside a silent newest one"),
+    Row(SERVER, "learners of before that have not dialed a resumed server yet, at its end",
+        "syncer/core/run/ending.pyx:RETURN_NS",
+        "after that they are not waited for; until then up to `--final-ack-timeout-s`"),
     Row(SERVER, "anything that keeps the run waiting", "syncer/core/run/waits.pyx:SAY_NS",
         "it is said, with whom or what, until when and what can be done (rule 16.2)"),
     Row(SERVER, "and then", "syncer/core/run/waits.pyx:SAY_AGAIN_NS", "said again"),

@@ -133,7 +133,7 @@ def test_twenty_kills_change_no_bit(tmp_path):
     assert run_to_its_end(wild, KILLS) == run_to_its_end(calm, 0)
 
 
-@pytest.mark.parametrize("status", [0, 2, 4, 130, 143])
+@pytest.mark.parametrize("status", [0, 2, 4, 126, 127, 130, 143])
 def test_the_script_stops_where_another_start_cannot_help(tmp_path, status):
     said = tmp_path / "starts"
     done = subprocess.run([EXAMPLES / "supervise.sh", "sh", "-c", f"echo >> {said}; exit {status}"],

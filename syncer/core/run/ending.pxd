@@ -6,7 +6,9 @@ from syncer.core.run.finishing cimport FinalCut
 cdef class Ending(Committing):
     cdef readonly FinalCut final_cut
     cdef readonly BudgetGate budget
+    cdef readonly bint resumed               # and not to linger
     cdef readonly bint resumed_at_end        # there was no step left to do
+    cdef long long born_ns                   # the first event; < 0: none yet
     cdef readonly frozenset hoped            # waited for, and not missed: they contributed once
 
     cdef readonly bint lingers               # so somebody started it again who does not look
@@ -19,6 +21,7 @@ cdef class Ending(Committing):
     cdef int served(self)
     cdef int finish(self) except -1
     cdef int send_final_cut(self) except -1
+    cdef set away(self)
     cdef int hope_for(self, learners) except -1
     cdef int complete(self) except -1
     cdef int acknowledged(self, object event) except -1

@@ -8,7 +8,9 @@ rule 12.1. When every step is committed the final checkpoint is written, then th
 rule 12.2. In a dynamic roster those who are current then must acknowledge, and there must be one;
     in a fixed roster everybody, and the run waits for who is away. A run that is resumed after its
     last step begins with the first learner that comes, and the others dial again within seconds of
-    each other: it waits for all that have contributed, or one of them would have the model.
+    each other: it waits for all that have contributed, or one of them would have the model. One
+    that is resumed so short of it that somebody may not have dialed yet waits for him as well:
+    nobody is there any more when he does, and he would dial for ever.
 rule 12.4. An expected learner that comes again before it has acknowledged gets the cut again.
 rule 12.5. When all have acknowledged, those still connected are shut down, and the run ends with
 status 0.
@@ -51,6 +53,7 @@ from syncer.exits import Exit
 cdef int DONE = Exit.DONE
 cdef int FAILED = Exit.FAILED
 cdef int NOT_WRITTEN = Exit.NOT_WRITTEN
+cdef long long RETURN_NS = 60_000_000_000        # a back-off, and a dial that hangs, are over
 cdef object FINAL = act.SaveKind.FINAL, FINAL_STATE = act.SaveKind.FINAL_STATE
 cdef object BUDGET_CUTOFF = act.SaveKind.BUDGET_CUTOFF, SHUTDOWN = act.SaveKind.SHUTDOWN
 
@@ -61,8 +64,9 @@ cdef class Ending(Committing):
     def __init__(self, config, resumed=None):
         Committing.__init__(self, config, resumed)
         self.lingers = resumed is not None and resumed.is_over
-        self.resumed_at_end = (resumed is not None and resumed.step >= self.policy.total_steps
-                               and not self.lingers)
+        self.resumed = resumed is not None and not self.lingers
+        self.resumed_at_end = self.resumed and resumed.step >= self.policy.total_steps
+        self.born_ns = -1
         self.linger_deadline_ns = -1
         self.hoped = frozenset()
 
@@ -90,9 +94,7 @@ cdef class Ending(Committing):
                         else {key[0] for key in self.members.current_keys()})
             if not expected:
                 return self.end(FAILED, "no learner is connected to receive the final cut")
-            if self.resumed_at_end:
-                self.hope_for({learner for learner in self.ledger
-                               if learner < self.policy.learners} - expected)
+            self.hope_for(self.away() - expected)
             expected |= self.hoped
             self.phase = Phase.FINISHING
             self.final_cut = FinalCut(self.global_step,
@@ -103,6 +105,14 @@ cdef class Ending(Committing):
                 self.emit(act.SendFinal(member.learner, member.generation, self.global_step))
                 self.final_cut.eligible.add(member.key)
         return 0
+
+    cdef set away(self):
+        """Who has contributed, and may still be about to dial this process for the first time."""
+        if not self.resumed or not (self.resumed_at_end
+                                    or self.now_ns < self.born_ns + RETURN_NS):
+            return set()
+        return {learner for learner in self.ledger if learner < self.policy.learners and (
+            self.resumed_at_end or not self.members.latest[learner])}
 
     cdef int hope_for(self, learners) except -1:
         """They may be about to dial again, or have ended long ago."""

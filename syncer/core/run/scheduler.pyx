@@ -100,6 +100,8 @@ cdef class Scheduler(Waiting):
         """Handle one event at `now_ns` and return the actions it leads to, in order."""
         cdef list out = []
         self.now_ns = max(self.now_ns, <long long>now_ns)
+        if self.born_ns < 0:
+            self.born_ns = self.now_ns
         self.out = out
         self.handle(event)
         self.succeed()
