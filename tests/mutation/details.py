@@ -84,8 +84,8 @@ RUN_DETAILS = broken(
     ("2.7", "who was being caught up at the last commit keeps its place, and says nothing",
      "        self.members.run_is_over(self.now_ns)\n", ""),
     ("12.2", "a run resumed at its end waits for ids that its roster has no more",
-     "for learner in self.ledger\n                               if learner < "
-     "self.policy.learners}", "for learner in self.ledger}"),
+     "for learner in self.ledger if learner < self.policy.learners and (",
+     "for learner in self.ledger if True and ("),
     ("12.6", "who came and did not acknowledge counts as one that has left for good",
      " - {key[0] for key in self.final_cut.eligible}:", ":"),
     ("12.8", "a finished run waits for ids that its roster has no more",
