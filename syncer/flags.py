@@ -21,7 +21,7 @@ from syncer.config.paths import clash_of_outputs, trouble_of_output
 from syncer.config.presets import filled
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
-from syncer.values import OutputFile, Switch, SwitchOr
+from syncer.values import OutputFile, Switch, SwitchOr, shortened
 
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_KEY = {option.name.replace("_", "-"): option for option in OPTIONS}
@@ -68,7 +68,7 @@ def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Config:
                           "--total-steps 100")
     try:
         config = Config(**values, **filled(values, OPTIONS), given=frozenset(values))
-        check_paths(config)
+        check_paths(config, path)
         check_memory(config)
     except ConfigError as error:
         named = [f"{flag(n)} is set {where}" for n, where in origins.items()
@@ -168,17 +168,18 @@ def read_file(path: str) -> dict[str, object]:
         if option is None:
             near = difflib.get_close_matches(key, BY_KEY, n=1)
             hint = f"did you mean {near[0]}?" if near else "--help lists the settings"
-            raise ConfigError(f"key {key!r} in {path} is unknown; {hint}")
+            raise ConfigError(f"key {shortened(repr(key))} in {path} is unknown; {hint}")
         kind, origin = option.values, f"key {key!r} in {path}"
         if not isinstance(value, kind.toml) or (isinstance(value, bool) and bool not in kind.toml):
-            shown = "has another type" if option.secret else f"is {value!r}"
+            shown = "has another type" if option.secret else f"is {shortened(repr(value))}"
             raise ConfigError(f"{origin} {shown}: expected {kind.toml_words}")
         values[option.name] = kind.read(origin, value) if isinstance(value, str) else value
     return values
 
 
-def check_paths(config: Config) -> None:
-    """Refuses an output file that could not be written later; creates nothing."""
+def check_paths(config: Config, read_from: str | None = None) -> None:
+    """Refuses an output file that could not be written later, or is the one that the settings were
+    read from; creates nothing."""
     for name in (option.name for option in OPTIONS if isinstance(option.values, OutputFile)):
         path: str | None = getattr(config, name)
         if path is None or (
@@ -188,7 +189,7 @@ def check_paths(config: Config) -> None:
         problem = trouble_of_output(config, name)
         if problem is not None:
             raise ConfigError(f"{flag(name)} {path} {problem}")
-    clash = clash_of_outputs(config)
+    clash = clash_of_outputs(config, read_from)
     if clash is not None:
         raise ConfigError(clash)
 
@@ -225,7 +226,7 @@ def needs_table() -> str:
     rows = ["| setting | has no effect without | then |", "|---|---|---|"]
     for option in OPTIONS:
         for need in option.needs:
-            shown = f"{flag(option.name)} {'' if option.idle == '' else option.default}".strip()
+            shown = f"{flag(option.name)} {option.default if option.idle else ''}".strip()
             rows.append(f"| `{shown}` | {need} | {'refused' if need.refused else 'WARN'} |")
     return "\n".join(rows) + "\n"
 

@@ -16,6 +16,7 @@ from syncer.errors import ConfigError
 from syncer.tcp import UNIX, UNIX_PATH_MAX, path_trouble
 
 U32, I63 = 2**32 - 1, 2**63 - 1
+VALUE_LETTERS_MAX = 120
 Median = Literal["median"]
 T_co = TypeVar("T_co", covariant=True)
 W = TypeVar("W", bound=str)
@@ -25,7 +26,16 @@ def refusal(what: str, value: object, words: str) -> ConfigError:
     """The one sentence about a value that is not admitted."""
     if isinstance(value, str) and not value.isprintable():
         value = repr(value)
-    return ConfigError(f"{what} {value} cannot be used: give {words}")
+    return ConfigError(f"{what} {shortened(value)} cannot be used: give {words}")
+
+
+def shortened(value: object) -> str:
+    """A value as a sentence takes it: of a number of 400 digits, its ends."""
+    text = str(value)
+    if len(text) <= VALUE_LETTERS_MAX:
+        return text
+    begin, end = text[:VALUE_LETTERS_MAX // 2], text[-VALUE_LETTERS_MAX // 4:]
+    return f"{begin}…{end} ({len(text)} characters)"
 
 
 class Values(Generic[T_co]):

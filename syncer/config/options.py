@@ -38,15 +38,21 @@ class Need(NamedTuple):
     """How it is named, if not as flag and value."""
     also: str = ""
     """A setting that does as well."""
+    below: str = ""
+    """Another number that this one has to be less than."""
 
     def holds(self, config: object) -> bool:
         """Whether this configuration has it."""
         if self.also and getattr(config, self.also):
             return True
         value = getattr(config, self.name)
+        if self.below:
+            return bool(value < getattr(config, self.below))
         return value in self.values if self.values else bool(value) != self.off
 
     def __str__(self) -> str:
+        if self.below:
+            return f"{flag(self.name)} below {flag(self.below)}"
         return self.words or "no " * self.off + " ".join([flag(self.name), *self.values])
 
 
@@ -64,7 +70,7 @@ class Option(Generic[T_co]):
     """What holds when nothing is given, where the default does not say it."""
     needs: tuple[Need, ...] = ()
     """It has no effect without each of these: whoever sets it then is told so, or refused."""
-    idle: str = ""
+    idle: object = ""
     """Its value that asks for nothing, beside off: this one is never without effect."""
     usual: float | None = None
     """The most that makes sense: whoever sets more is told that it looks like a mistake."""

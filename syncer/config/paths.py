@@ -140,9 +140,13 @@ def _name_max(directory: str) -> int:
     return 255
 
 
-def clash_of_outputs(config: Config) -> str | None:
-    """How two files that the run writes are one, or None."""
+def clash_of_outputs(config: Config, read_from: str | None = None) -> str | None:
+    """How two files that the run writes are one, or one of them that of its settings; or None."""
     outputs = list(_outputs(config))
+    for output in outputs if read_from is not None else ():
+        if is_one_file(output.name, read_from):
+            return (f"{flag(output.option)} {output.given} would write to {output.name}, the file "
+                    f"of --config {read_from}: name another file")
     for at, one in enumerate(outputs):
         for other in outputs[at + 1 :]:
             if one.option != other.option and is_one_file(one.name, other.name):

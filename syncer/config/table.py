@@ -94,6 +94,8 @@ DELAYED = Need("outer_optimizer", ("delayed-nesterov",))
 CARRY = Need("late_carry")
 CAPACITY, COUNT = Need("quorum_capacity"), Need("quorum_capacity", off=True)
 GRACE = Need("grace_ms", words="--grace-ms above 0")
+EARLY = Need("quorum", below="learners", also="quorum_capacity")
+WEIGHTS = Need("robust", off=True)
 A_FILE = Need("checkpoint_path", words="--checkpoint-path or --final-state", also="final_state")
 CHECKPOINT, PLACE = Need("checkpoint_path"), Need("checkpoint_path", refused=True)
 RESUME, TAPE, NO_KEY = Need("resume"), Need("event_tape"), Need("island_hmac_key", off=True)
@@ -252,14 +254,14 @@ class Config(Remarked):
     grace_ms: int = setting(default=1000, row=Option(
         "rounds", Whole(0, MILLISECONDS_MAX),
         "longest wait for late pushes after the quorum, milliseconds", metavar="MS",
-        usual=A_DAY_MS, hashed=At(3, u64)))
+        needs=(EARLY,), idle=0, usual=A_DAY_MS, hashed=At(3, u64)))
     grace_gamma: float = setting(default=0.8, row=Option(
         "rounds", Real(0.0, 1.0), "share of the estimated spare time used as grace, 0 to 1",
-        metavar="G", needs=(GRACE,), hashed=At(4, f64)))
+        metavar="G", needs=(GRACE, EARLY), hashed=At(4, f64)))
     grace_tau: float = setting(default=2.0, row=Option(
         "rounds", Real(0.0, SECONDS_MAX),
         "local steps of the slowest learner that a round may take before grace ends", metavar="X",
-        needs=(GRACE,), hashed=At(5, f64)))
+        needs=(GRACE, EARLY), hashed=At(5, f64)))
     pipeline: int = setting(default=2, row=Option(
         "rounds", Whole(0, U32), "rounds in flight at once, each of another fragment", metavar="N",
         hashed=At(6, u32)))
@@ -295,7 +297,7 @@ class Config(Remarked):
     carry_gamma: float = setting(default=0.5, row=Option(
         "rounds", Real(0.0, 1.0),
         "late carry: weight factor per version the push is behind, 0 to 1", metavar="G",
-        needs=(CARRY,), hashed="by name"))
+        needs=(CARRY, WEIGHTS), hashed="by name"))
     max_carry_lag: int = setting(default=2, row=Option(
         "rounds", Whole(0, U32), "late carry: versions a push may be behind", metavar="V",
         needs=(CARRY,), hashed="by name"))
@@ -321,7 +323,7 @@ class Config(Remarked):
     # ------------------------------------------------------------------------------- merge and log
     learner_weight: LearnerWeight = setting(default="tokens2-over-steps", row=Option(
         "merge", LEARNER_WEIGHT, "weight of a push: tokens squared over steps, or equal",
-        hashed=At(22, equals("equal"))))
+        needs=(WEIGHTS,), hashed=At(22, equals("equal"))))
     delta_correction: DeltaCorrection = setting(default="heloco", row=Option(
         "merge", DELTA_CORRECTION,
         "correction of pushes against the momentum before the merge; without effect with sgd, "

@@ -250,8 +250,11 @@ PAIRS = [pytest.param(option, need, id=f"{option.name} {need}")
 
 def without(need) -> list[str]:
     """A command line that has everything but this."""
+    if need.below:
+        return [flag(need.name), "4"]
     value = ON[need.name] if need.off else OFF.get(need.name)
-    return [] if value is None else [flag(need.name), str(value)]
+    more = ["--quorum", "3"] if need.name == "robust" else []
+    return [] if value is None else [flag(need.name), str(value), *more]
 
 
 def default_words(option) -> str | None:
@@ -303,9 +306,32 @@ def test_nothing_is_named_that_nobody_gave():
     (["--checkpoint-format", "safetensors"], {}, "--checkpoint-format"),
     (["--dn-activation", "0.9"], {}, "--dn-activation"),
     (["--q-min", "9"], {}, "--q-min"),
+    (["--quorum", "4", "--grace-ms", "300"], {}, "--grace-ms"),
+    (["--quorum", "3", "--robust", "median", "--learner-weight", "equal"], {}, "--learner-weight"),
     (["--learner-capacity", "9=1"], {}, "--learner-capacity"),
     (["--quorum-capacity", "0.5", "--quorum", "9"], {}, "--quorum"),
     ([], {"SYNCER_CHECKPOINT_EVERY": "3"}, "--checkpoint-every"),
 ])
 def test_a_launcher_may_pass_the_same_flags_to_every_run(argv, environ, named):
     assert [pair[0] for pair in read_config([*RUN, *argv], environ).without_effect] == [named]
+
+
+def test_a_value_of_any_length_is_refused_in_a_sentence():
+    many = "1" + "0" * 400
+    for argv in (["--learner-weight", many], ["--quorum", many], ["--outer-lr", many + "x"]):
+        text = refusal([*RUN, *argv])
+        assert "characters)" in text
+        assert len(text) < 400
+
+
+def test_a_file_that_the_run_writes_is_not_its_configuration(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("quorum = 1\n", encoding="utf-8")
+    (tmp_path / "alias").symlink_to(path)
+    for name in ("--event-tape", "--final-state", "--checkpoint-path"):
+        for written in ("run.toml", "alias"):
+            text = refusal([*RUN, "--config", str(path), name, str(tmp_path / written)])
+            assert f"the file of --config {path}" in text
+    path.rename(tmp_path / "c.tmp")
+    assert "c.tmp, the file of --config" in refusal(
+        [*RUN, "--config", str(tmp_path / "c.tmp"), "--checkpoint-path", str(tmp_path / "c")])
