@@ -77,8 +77,22 @@ def answered(run: Callable[[], int]) -> int:
     except SyncerError as error:
         complain(str(error))
         return Exit.UNUSABLE if isinstance(error, ConfigError) else Exit.FAILED
+    except FileNotFoundError:
+        if not _is_nowhere():
+            raise
+        complain("the current directory was removed, so that no relative path means anything: "
+                 "change to another one")
+        return Exit.UNUSABLE
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.FAILED
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

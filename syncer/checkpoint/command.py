@@ -23,7 +23,7 @@ from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.restore import owner_of, restore
 from syncer.checkpoint.tolerant import Tolerant
-from syncer.config.paths import is_one_file
+from syncer.config.paths import is_one_file, lies_beside
 from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
 from syncer.kernels import SUM_BLOCK, sumsq
 from syncer.layout import MERGE_MODES
@@ -245,6 +245,9 @@ def _refuse_own(args: argparse.Namespace) -> None:
         if name is not None and is_one_file(name, args.output):
             raise ConfigError(f"OUTPUT {args.output} is {what} {name} itself, which would be lost: "
                               "name another file")
+    if (beside := lies_beside(args.file, args.output)) is not None:
+        raise ConfigError(f"OUTPUT {args.output} is {beside}, which a server writes with FILE "
+                          f"{args.file}: name another file")
 
 
 def _check_fingerprint(checkpoint: Checkpoint, named: NamedLayout, path: str) -> None:

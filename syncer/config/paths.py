@@ -143,8 +143,8 @@ def _name_max(directory: str) -> int:
 def clash_of_outputs(config: Config, read_from: str | None = None) -> str | None:
     """How two files that the run writes are one, or one of them that of its settings; or None."""
     outputs = list(_outputs(config))
-    for output in outputs if read_from is not None else ():
-        if is_one_file(output.name, read_from):
+    for output in outputs:
+        if read_from is not None and is_one_file(output.name, read_from):
             return (f"{flag(output.option)} {output.given} would write to {output.name}, the file "
                     f"of --config {read_from}: name another file")
     for at, one in enumerate(outputs):
@@ -165,17 +165,29 @@ def _outputs(config: Config) -> Iterator[Output]:
     path = config.checkpoint_path
     if path is not None:
         real = os.path.realpath(path)
-        names = [real + end for end in (*PARTIAL, ".lock")]
-        names += [f"{real}.epoch{end}" for end in PARTIAL]
-        # a marker lies beside the name that was given; one beside the file itself is removed
-        names += [base + ".final" + end for base in dict.fromkeys((path, real)) for end in PARTIAL]
-        names += _kept_files(real)
+        names = [*_beside(path, real), *_kept_files(real)]
         yield from (Output("checkpoint_path", path, name) for name in names)
     if config.final_state is not None:
         real = os.path.realpath(config.final_state)
         yield from (Output("final_state", config.final_state, real + end) for end in PARTIAL)
     if config.event_tape is not None:
         yield Output("event_tape", config.event_tape, config.event_tape)
+
+
+def lies_beside(checkpoint: str, path: str) -> str | None:
+    """The name that a run writes with this checkpoint and that is this path; None if there is none.
+    Kept ones are not meant: they are checkpoints of their own."""
+    real = os.path.realpath(checkpoint)
+    names = [name for name in _beside(checkpoint, real) if name not in (checkpoint, real)]
+    return next((name for name in names if is_one_file(name, path)), None)
+
+
+def _beside(path: str, real: str) -> Iterator[str]:
+    """All names of a checkpoint but its kept ones: they lie beside the file itself, and a marker
+    beside the name that was given; one beside the file itself is removed."""
+    yield from (real + end for end in (*PARTIAL, ".lock"))
+    yield from (f"{real}.epoch{end}" for end in PARTIAL)
+    yield from (base + ".final" + end for base in dict.fromkeys((path, real)) for end in PARTIAL)
 
 
 def _kept_files(real: str) -> list[str]:

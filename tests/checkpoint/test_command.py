@@ -304,3 +304,17 @@ def test_a_file_that_a_server_holds_is_not_written(capsys, files, action):
     assert "OUTPUT" in err
     assert f"in use by process {os.getpid()}" in err
     assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("end", [".epoch", ".lock", ".tmp", ".old.tmp", ".final", ".epoch.tmp"])
+@pytest.mark.parametrize("words", [("export",), ("convert", "--to", "yeto-v3")])
+def test_an_output_is_no_file_that_a_server_has_beside_the_checkpoint(capsys, files, words, end):
+    path, _, _ = files
+    beside = path.with_name(path.name + end)
+    beside.write_bytes(b"of a server")
+    (path.parent / "alias").symlink_to(beside)
+    for output in (beside, path.parent / "alias"):
+        status, _, err = call(capsys, words[0], path, output, *words[1:])
+        assert status == 2
+        assert "which a server writes with FILE" in err
+    assert beside.read_bytes() == b"of a server"

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from syncer import __version__
 from syncer.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def syncer(*argv, module="syncer"):
@@ -67,3 +70,19 @@ def test_what_only_answers_loads_neither_numpy_nor_compiled_modules(words):
     done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True,
                           text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1:] in ([], [""]), done.stdout
+
+
+@pytest.mark.parametrize("words", [
+    "serve --learners 1 --total-steps 1 --checkpoint-path c", "checkpoint inspect c",
+    "checkpoint export c d", "pull 127.0.0.1:1 -o c"])
+def test_in_a_directory_that_was_removed_one_sentence(tmp_path, words):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", 'rmdir "$1"; shift; exec "$@"', "sh", gone, sys.executable, "-c",
+         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from syncer.cli import main; "
+         "sys.exit(main())", *words.split()],
+        capture_output=True, text=True, cwd=gone, timeout=60, check=False)
+    assert done.returncode in (1, 2)
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
