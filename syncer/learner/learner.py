@@ -6,7 +6,6 @@ network in `step`.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from syncer.errors import ConfigError, SyncerError
+from syncer.learner.arguments import checked_key, checked_numbers, checked_parameters
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
 from syncer.learner.dialing import Dialer
@@ -28,14 +28,13 @@ from syncer.learner.introduction import Introduction
 from syncer.learner.partition import (
     NamedLayout,
     build_layout,
-    canonical_name,
     layout_fingerprint,
     save_layout,
 )
 from syncer.learner.reports import TrainingFigures
 from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Phase, Session
-from syncer.protocol import DTYPES, KEY_VARIABLES
+from syncer.protocol import DTYPES
 from syncer.tls import TlsPaths
 from syncer.wire.extended import LearnerReport
 from syncer.wire.messages import Pull
@@ -110,9 +109,10 @@ class Learner:
         codes = {name: code for code, name in DTYPES.items()}
         if dtype not in codes:
             raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
-        if not 0 <= alpha < 1:
-            raise ConfigError(f"alpha must be at least 0 and below 1, found {alpha!r}")
-        arrays = _checked_parameters(parameters)
+        checked_numbers(learner_id=learner_id, alpha=alpha, num_streams=num_streams,
+                        min_steps_per_sync=min_steps_per_sync, max_reconnects=max_reconnects,
+                        connect_timeout_s=connect_timeout_s)
+        arrays = checked_parameters(parameters)
         self._alpha = float(alpha)
         self._layout = build_layout(
             {name: array.shape for name, array in arrays.items()}, fragments, pattern=pattern,
@@ -127,7 +127,7 @@ class Learner:
         self._session = Session(
             self._layout.wire, fingerprint, learner=learner_id, dtype=codes[dtype],
             num_streams=num_streams, introduction=introduction, profile_hash=profile_hash,
-            compat_group=compat_group, key=_key(key), min_steps_per_sync=min_steps_per_sync,
+            compat_group=compat_group, key=checked_key(key), min_steps_per_sync=min_steps_per_sync,
             bounded_lag=bounded_lag)
         self._client = Client(self._session, Dialer(address, local_address, tls),
                               connect_timeout_s=connect_timeout_s, max_reconnects=max_reconnects)
@@ -465,36 +465,3 @@ def _seconds(seconds: float) -> str:
 
 def _left(deadline: float) -> str:
     return "" if deadline == math.inf else f", {deadline - time.monotonic():.0f} s left"
-
-
-def _checked_parameters(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
-    for name, array in parameters.items():
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-            found = getattr(array, "dtype", type(array).__name__)
-            raise ConfigError(f"parameter {name!r} is {found}, expected a NumPy array of float32")
-        if not array.flags.carray:
-            raise ConfigError(f"parameter {name!r} must be C-contiguous, aligned and writable, so "
-                              "that it can be changed in place; pass a copy and train on that")
-        if canonical_name(name) in arrays:
-            raise ConfigError(f"two parameters are called {canonical_name(name)!r} without the "
-                              "prefixes of their wrappers")
-        arrays[canonical_name(name)] = array
-    places = sorted((array.ctypes.data, array.nbytes, name) for name, array in arrays.items()
-                    if array.size)
-    for (start, size, name), (behind, _, other) in itertools.pairwise(places):
-        if start + size > behind:
-            raise ConfigError(f"parameters {name!r} and {other!r} share memory; pass tied "
-                              "parameters once")
-    return arrays
-
-
-def _key(key: str | bytes | None) -> bytes | None:
-    """The island key as bytes; the environment if None, and no key if empty."""
-    if key is None:
-        key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
-    try:
-        return (key.encode() if isinstance(key, str) else bytes(key)) or None
-    except UnicodeEncodeError:
-        raise ConfigError(f"the key, given or in {' or '.join(KEY_VARIABLES)}, is no UTF-8: give a "
-                          "text, or bytes") from None

@@ -19,6 +19,7 @@ from typing import NamedTuple, SupportsIndex
 
 from syncer.errors import ConfigError
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, FragmentLayout, Layout
+from syncer.protocol import NO_TENSOR_NAME
 from syncer.wire.names import FragmentNames, Names, fingerprint
 
 AVG_NAME_PARTS = ("embed", "wte", "wpe", "lm_head", "shared.weight")
@@ -245,6 +246,9 @@ def _checked_tensors(
         if not 0 <= numel <= _U64_MAX or min(shape, default=1) < 0:
             raise ConfigError(f"parameter {name!r} has shape {shape}, expected no negative "
                               "dimension and at most 2^64 - 1 elements")
+        if name == NO_TENSOR_NAME:
+            raise ConfigError(f"parameter name {name!r} means something else in model files; call "
+                              "it otherwise")
         try:
             name.encode()
         except UnicodeEncodeError:

@@ -1,15 +1,17 @@
 """Arithmetic of a learner's fragment against plain NumPy, to the bit; refused arguments."""
 
+import re
+
 import numpy as np
 import pytest
 
-from syncer.errors import ConfigError, LocalProtocolError
+from syncer.errors import ConfigError
 from syncer.kernels import decode_bf16, encode_bf16, encode_q4
 from syncer.learner import Learner
+from syncer.learner.arguments import checked_key
 from syncer.learner.client_group import Receipt
 from syncer.learner.dialing import backoff_s, parse_address
 from syncer.learner.fragment import WINDOW, Fragment
-from syncer.learner.learner import _key
 from syncer.learner.send_buffers import SendBuffers
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, KEY_VARIABLES, tensor_bytes
 
@@ -166,8 +168,6 @@ GOOD = {"w": np.zeros(3, np.float32)}
 def test_refused_arguments_are_named_before_anything_is_dialed(parameters, options, text):
     with pytest.raises(ConfigError, match=text):
         Learner(parameters, **{"address": "127.0.0.1:1", "learner_id": 0} | options)
-    with pytest.raises(LocalProtocolError):
-        Learner(GOOD, "127.0.0.1:1", learner_id=-1)
 
 
 @pytest.mark.parametrize(("address", "expected"), [
@@ -193,22 +193,45 @@ def test_backoff():
 
 def test_a_key_that_is_no_utf_8_is_refused_and_not_shown():
     with pytest.raises(ConfigError, match="is no UTF-8") as caught:
-        _key("hunter2\udcff")
+        checked_key("hunter2\udcff")
     assert "hunter2" not in str(caught.value)
 
 
 def test_the_key_comes_from_the_argument_then_the_environment(monkeypatch):
     for name in KEY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert _key(None) is None
+    assert checked_key(None) is None
     monkeypatch.setenv("YETO_ISLAND_HMAC_KEY", "second")
-    assert _key(None) == b"second"
+    assert checked_key(None) == b"second"
     monkeypatch.setenv("SYNCER_HMAC_KEY", "")
-    assert _key(None) == b"second"
+    assert checked_key(None) == b"second"
     monkeypatch.setenv("SYNCER_HMAC_KEY", "erste ü")
-    assert _key(None) == "erste ü".encode()
-    assert _key("argument") == b"argument"
-    assert _key(b"\xff") == b"\xff"
-    assert _key("") is None
+    assert checked_key(None) == "erste ü".encode()
+    assert checked_key("argument") == b"argument"
+    assert checked_key(b"\xff") == b"\xff"
+    assert checked_key("") is None
 
 
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (dict(parameters=[GOOD["w"]]), "must be a mapping of names to arrays, found list"),
+    (dict(parameters={3: GOOD["w"]}), "a parameter is called 3, expected a text"),
+    (dict(parameters={"__metadata__": GOOD["w"]}), "'__metadata__' means something else"),
+    (dict(learner_id=-1), "learner_id must be a whole number from 0 to 4294967295, found -1"),
+    (dict(learner_id=2**32), "learner_id must be"), (dict(learner_id="0"), "learner_id must be"),
+    (dict(learner_id=None), "learner_id must be"), (dict(learner_id=True), "learner_id must be"),
+    (dict(alpha=1.0), "alpha must be at least 0 and below 1"), (dict(alpha="x"), "alpha must be"),
+    (dict(alpha=float("nan")), "alpha must be"),
+    (dict(num_streams=257), "num_streams must be"), (dict(num_streams=1.5), "num_streams must be"),
+    (dict(min_steps_per_sync=0), "min_steps_per_sync must be"),
+    (dict(max_reconnects=-1), "max_reconnects must be"),
+    (dict(connect_timeout_s=-1), "connect_timeout_s must be"),
+    (dict(connect_timeout_s="9"), "connect_timeout_s must be"),
+    (dict(key="\udcff"), "is no UTF-8"), (dict(key=3.5), "is no UTF-8"),
+])
+def test_an_argument_that_cannot_be_is_one_sentence_before_anything_is_dialed(change, words):
+    arguments = {"parameters": {"a": np.zeros(3, np.float32)}, "address": "127.0.0.1:1",
+                 "learner_id": 0, "connect_timeout_s": 0.0} | change
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        Learner(**arguments)
