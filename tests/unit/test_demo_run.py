@@ -404,6 +404,7 @@ def test_a_child_never_imports_what_lies_in_the_current_folder(tmp_path, monkeyp
     (tmp_path / "syncer/__init__.py").write_text("raise SystemExit(77)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/somewhere/bin", *sys.path])  # as of an installed script
+    monkeypatch.setenv("PYTHONPATH", str(Path(syncer.__file__).parent.parent))  # also if it is not
     with Fleet() as children:
         child = children.start("learner", "syncer.demo.learner", ["--help"])
         while child.alive:
