@@ -1,7 +1,8 @@
 """What keeps a log short: of lines with one text a few, then one now and then with their number.
 
-Whoever can cause a line can cause a million of them. Must not write lines, and belongs to the
-loop's thread: lines of others are not counted.
+Whoever can cause a line can cause a million of them, and so can a full disk. Must not write lines.
+It belongs to the loop's thread; other threads have no timers, so that what is held back of their
+lines is told with the next one that is due, or at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from syncer.server.loop import Loop, Timer
 
 BURST = 50
 """Lines of one text at once."""
-BURSTS = {"outer step": 1000}
+BURSTS = {"outer step": 1000, "checkpoint committed": 1000, "checkpoint written": 1000}
 """Of texts that a run of moderate length writes anyway: whoever counts steps finds each of them."""
 REFILL_NS = 5 * 10**9
 """One more after so long, and how often those that are too many are told."""
@@ -43,17 +44,17 @@ class Restraint:
         self.loop, self.write = loop, write
         self.thread = threading.get_ident()
         self.kinds: dict[str, Kind] = {}
+        self.aside: dict[str, Kind] = {}
+        """Of the lines of other threads, with"""
+        self.lock = threading.Lock()
+        self.over = False
 
     def admits(self, level: str, text: str, fields: dict[str, Any]) -> bool:
-        if threading.get_ident() != self.thread:
-            return True
         now_ns = self.loop.now_ns()
-        kind = self.kinds.get(text)
-        if kind is None:
-            kind = self.kinds[text] = Kind(text, now_ns)
-        fresh = (now_ns - kind.when_ns) // REFILL_NS
-        kind.when_ns += fresh * REFILL_NS
-        kind.left = min(kind.burst, kind.left + fresh)
+        if threading.get_ident() != self.thread:
+            with self.lock:
+                return self._admits_aside(now_ns, level, text, fields)
+        kind = _kind(self.kinds, text, now_ns)
         if kind.left and kind.timer is None:
             kind.left -= 1
             return True
@@ -61,6 +62,17 @@ class Restraint:
         kind.last = level, fields
         if kind.timer is None:
             kind.timer = self.loop.call_at(now_ns + REFILL_NS, lambda: self._tell(text, kind))
+        return False
+
+    def _admits_aside(self, now_ns: int, level: str, text: str, fields: dict[str, Any]) -> bool:
+        if self.over:
+            return True
+        kind = _kind(self.aside, text, now_ns)
+        kind.held += 1
+        kind.last = level, fields
+        if kind.left:
+            kind.left -= 1
+            self._tell(text, kind)
         return False
 
     def _tell(self, text: str, kind: Kind) -> None:
@@ -74,3 +86,19 @@ class Restraint:
             if kind.timer is not None:
                 kind.timer.cancel()
                 self._tell(text, kind)
+        with self.lock:
+            self.over = True
+            for text, kind in self.aside.items():
+                if kind.held:
+                    self._tell(text, kind)
+
+
+def _kind(kinds: dict[str, Kind], text: str, now_ns: int) -> Kind:
+    """What this text has left now."""
+    kind = kinds.get(text)
+    if kind is None:
+        kind = kinds[text] = Kind(text, now_ns)
+    fresh = (now_ns - kind.when_ns) // REFILL_NS
+    kind.when_ns += fresh * REFILL_NS
+    kind.left = min(kind.burst, kind.left + fresh)
+    return kind
