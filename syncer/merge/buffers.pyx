@@ -97,18 +97,21 @@ cdef class BufferPool:
         `zero` fills it with +0; otherwise its elements are unspecified. Raises MemoryError.
         """
         cdef Buffer buffer, best = None
-        cdef Py_ssize_t wanted = capacity_class(numel)
+        cdef Py_ssize_t wanted = capacity_class(numel), i, place = 0
         if numel <= 0:
             raise ValueError(f"a buffer holds at least one element, not {numel}")
-        for buffer in self._spare:
+        for i in range(len(self._spare)):
+            buffer = self._spare[i]
             # A much larger spare would tie up memory that its own fragment will ask for again.
             if numel <= buffer.capacity <= wanted + wanted // 4 and (
                 best is None or buffer.capacity < best.capacity
             ):
-                best = buffer
+                best, place = buffer, i
+                if buffer.capacity == wanted:
+                    break
         cdef Buffer fresh = Buffer.__new__(Buffer)
         if best is not None:
-            self._spare.remove(best)
+            del self._spare[place]
             self.spare_bytes -= best.capacity * sizeof(float)
             fresh.data, fresh.capacity = best.data, best.capacity
             best.data = NULL

@@ -196,6 +196,11 @@ class FragmentStore:
                 raise NothingFinite(
                     self._not_finite(fragment, element, [c[:2] for c in ordered]), excluded)
 
+    def on_one_thread(self, fragment: int) -> bool:
+        """Does a merge of this fragment take one pass or few, and no team of threads?"""
+        return (self.layout.fragments[fragment].merge_mode != ISO
+                and self._plans[fragment].threads == 1)
+
     def _source(self, fragment: int, contributions: Sequence[Contribution]) -> _Source:
         """These contributions, and all that is done to each of them."""
         gradients = [c[3] for c in contributions]

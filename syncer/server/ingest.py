@@ -14,6 +14,7 @@ from syncer.core import events
 from syncer.errors import NoMemory, RemoteProtocolError
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
+from syncer.server import workers
 from syncer.server.conn import Channel
 from syncer.server.decoded import Decode, Decoded
 from syncer.server.group import Group, Reports
@@ -25,9 +26,6 @@ from syncer.wire.extended import LearnerReport, parse_report
 DECODING_MAX = 4
 """Payloads of one connection that are being decoded, or wait to be handed on behind one that is;
 at the limit its sockets are not read."""
-INLINE_ELEMENTS_MAX = 131_072
-"""A push of at most this many elements is decoded on the spot: that takes about 10 µs (vector
-kernels) to 130 µs (portable ones), and a worker and back costs as much in thread switches."""
 DECODERS: dict[int, Decode] = {
     DTYPE_F32: kernels.decode_f32, DTYPE_BF16: kernels.decode_bf16, DTYPE_Q4: kernels.decode_q4,
 }
@@ -68,12 +66,12 @@ class Ingest(Reports):
     group that is told off.
     """
 
-    def __init__(self, workers: Workers, pool: BufferPool, threads: int, *,
+    def __init__(self, helpers: Workers, pool: BufferPool, threads: int, *,
                  handle: Callable[[events.Event], None],
                  left: Callable[[Group, str, str | None], None],
                  say_farewell: Callable[[list[Channel], Channel, list[bytes]], None],
                  report: Callable[[Group, LearnerReport], None], keep_wire: bool = False):
-        self.workers, self.pool, self.threads = workers, pool, threads
+        self.workers, self.pool, self.threads = helpers, pool, threads
         self.handle, self.left, self.say_farewell = handle, left, say_farewell
         self.report, self.keep_wire = report, keep_wire
         """A late push may be parked: keep its bytes until the scheduler has judged it."""
@@ -137,13 +135,19 @@ class Ingest(Reports):
         tensor = push.delta
         decoded = self._decoded(group, push.fragment, tensor if self.keep_wire else None, decode)
         head = push[1:-1]
+        bad: int | None = None
+        if decoded.numel <= workers.INLINE_ELEMENTS_MAX:
+            bad = decode(tensor, decoded.buffer, True, 1)
+            if bad < 0 and not group.work.pending:  # nothing to wait for: as nearly always
+                self.handle(events.Push(push.learner, generation, *head, decoded))
+                return
 
         def run() -> int:
-            return decode(tensor, decoded.buffer, True, 1)
+            return decode(tensor, decoded.buffer, True, 1) if bad is None else bad
 
         pending = Pending(f"PUSH_FRAGMENT fragment {push.fragment}", tensor, decoded,
                           lambda payload: events.Push(push.learner, generation, *head, payload))
-        self._submit(group, pending, run, None)
+        self._submit(group, pending, run, None, inline=bad is not None)
 
     def _decoded(self, group: Group, fragment: int, tensor: memoryview | None = None,
                  decode: Decode | None = None) -> Decoded:
@@ -154,12 +158,12 @@ class Ingest(Reports):
             raise NoMemory(f"cannot decode a payload: {error}: try again later") from None
 
     def _submit(self, group: Group, pending: Pending, run: Callable[[], int],
-                pair: Callable[[Pending, Pending], None] | None) -> None:
+                pair: Callable[[Pending, Pending], None] | None, inline: bool = False) -> None:
         intake: Intake = group.work
         intake.pending.append(pending)
         if len(intake.pending) >= DECODING_MAX:
             group.pause()  # small ones as well: each waits for its turn behind a large one
-        if pair is None and pending.decoded.numel <= INLINE_ELEMENTS_MAX:
+        if inline:
             self._done(group, pending, run(), None)
             return
         self.workers.submit(Job(run, lambda *done: self._done(group, pending, *done), pair,

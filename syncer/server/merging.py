@@ -20,6 +20,7 @@ from syncer.merge import FragmentStore, HelocoConstants
 from syncer.merge.finite import Excluded, NothingFinite
 from syncer.merge.folds import Fold
 from syncer.merge.versions import FragmentVersion, Prepared
+from syncer.server import workers
 from syncer.server.decoded import Decoded
 from syncer.server.loop import Loop
 from syncer.server.workers import Job, Workers
@@ -87,9 +88,9 @@ class Merging:
     Large: a method per action that computes, with its half in a worker beside it.
     """
 
-    def __init__(self, config: Config, layout: Layout, workers: Workers, loop: Loop,
+    def __init__(self, config: Config, layout: Layout, helpers: Workers, loop: Loop,
                  handle: Callable[[events.Event], None], *, bf16: bool = False):
-        self.workers, self.loop, self.handle = workers, loop, handle
+        self.workers, self.loop, self.handle = helpers, loop, handle
         self.limit_s = config.quorum_timeout_s
         self.store = FragmentStore(
             layout, lr=config.outer_lr, momentum=config.outer_momentum,
@@ -214,8 +215,21 @@ class Merging:
                 [(c.learner, c.generation, c.weight, c.payload.values())
                  for c in action.contributions])
 
-        self.workers.submit(Job(self._timed(prepare),
-                                lambda *done: self._merged(action, payloads, *done)))
+        job = Job(self._timed(prepare), lambda *done: self._merged(action, payloads, *done))
+        if self._takes_moments(action.fragment, len(payloads)):
+            try:
+                result = job.run()
+            except MemoryError:
+                pass  # a worker's, after all: there it is waited for
+            else:
+                job.done(result, None)
+                return
+        self.workers.submit(job)
+
+    def _takes_moments(self, fragment: int, payloads: int) -> bool:
+        """Is a merge so small that a worker would cost more? The loop's thread has no team."""
+        elements = self.store.layout.fragments[fragment].numel * payloads
+        return elements <= workers.INLINE_ELEMENTS_MAX and self.store.on_one_thread(fragment)
 
     def _timed(self, prepare: Callable[[], Prepared]) -> Callable[[], Timed]:
         """The merge, or why there is none."""

@@ -23,7 +23,9 @@ from tests.e2e.scripted import (
     wait_until,
 )
 
-SMALL = layout_of((4,))
+NUMEL = 200_000
+PLAIN = layout_of((NUMEL,))
+"""A merge for a worker: a small one is made on the spot."""
 SIDE = 1000
 MATRIX = Layout((FragmentLayout(ISO, (SIDE * SIDE,), ((SIDE, SIDE),)),))
 """Its merge takes seconds of matrix products."""
@@ -42,9 +44,9 @@ def test_a_server_that_is_told_to_end_does_not_wait_for_a_merge(tmp_path, monkey
     monkeypatch.setattr(FragmentStore, "prepare", slow)
     path = tmp_path / "c"
     with ServerThread(tmp_path, total_steps=2, checkpoint_path=str(path)) as server:
-        learner = server.learner(0, SMALL)
-        learner.send_init([np.zeros(4, np.float32)])
-        learner.push(learner.pull(1), np.ones(4, np.float32))
+        learner = server.learner(0, PLAIN)
+        learner.send_init([np.zeros(NUMEL, np.float32)])
+        learner.push(learner.pull(1), np.ones(NUMEL, np.float32))
         entered.wait()
         server.server.stop()
         learner.close()

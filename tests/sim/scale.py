@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from syncer.server import door, farewell, ingest, run_session
+from syncer.server import door, farewell, run_session, workers
 from syncer.wire import encode
 from tests.sim import turns
 
 LIMITS = (door, "STRANGERS_MAX", "strangers"), (door, "STRANGER_BYTES_MAX", "stranger_bytes"), (
     farewell, "FAREWELLS_MAX", "farewells"), (run_session, "CONNECTIONS_MAX", "connections")
 """(module, constant, setting) of what strangers and goodbyes may have."""
-SIZES = (encode, "CHUNK_SIZE", "chunk_bytes"), (ingest, "INLINE_ELEMENTS_MAX", "inline_elements"), (
-    door, "HELLO_INLINE_MAX", "hello_inline"), (encode, "STRIPE_BYTES_MIN", "inline_elements")
+SIZES = (encode, "CHUNK_SIZE", "chunk_bytes"), (
+    encode, "STRIPE_BYTES_MIN", "inline_elements"), (
+    workers, "INLINE_ELEMENTS_MAX", "inline_elements"), (door, "HELLO_INLINE_MAX", "hello_inline")
 """The same of what is large."""
 REAL = {(module, name): getattr(module, name) for module, name, _ in (*LIMITS, *SIZES)}
 
