@@ -33,4 +33,5 @@ cdef class Group(Owner):
     cpdef Py_ssize_t in_flight(self)
     cpdef object end(self, str reason, str refusal=*)
     cdef Channel _idle_stream(self)
+    cdef Py_ssize_t _send_together(self) except -1
     cdef object _report(self)

@@ -12,6 +12,9 @@ from syncer.wire.limits import Limits
 # One turn of a group sends at most this much, so that a fast peer cannot starve others.
 cdef Py_ssize_t WRITE_TURN_BYTES = 8 * 1024 * 1024
 
+# A piece of no more is short: what is small may go behind it in the same call.
+cdef Py_ssize_t SHORT_BYTES = 64 * 1024
+
 # A grant is shared out over the streams in parts of no less, but for what is left.
 cdef Py_ssize_t LEAST_GRANT_BYTES = 16 * 1024
 
@@ -127,13 +130,20 @@ cdef class Group(Owner):
         Pieces go round robin over the streams that can take one; a stream whose kernel buffer is
         full is passed over until it drains.
         """
-        cdef Py_ssize_t budget = WRITE_TURN_BYTES
+        cdef Py_ssize_t budget = WRITE_TURN_BYTES, count
         cdef Channel stream
         if self.pumping or self.ended:
             return
         self.pumping = True
         try:
             while not self.ended:
+                if (self.streams[0] is self.control and budget > 0 and self.control.idle()
+                        and not self.throttled):
+                    count = self._send_together()
+                    budget -= count
+                    if count == 0:
+                        break
+                    continue
                 if not self.control.out:
                     small = self.outbox.take_small()
                     if small:
@@ -156,6 +166,30 @@ cdef class Group(Owner):
         finally:
             self.pumping = False
         self._report()
+
+    cdef Py_ssize_t _send_together(self) except -1:
+        """Where there is one socket, one call for what can go: small frames, the next piece, and
+        pulls, which come behind a short piece and before a long one. Returns its bytes, 0 for
+        nothing."""
+        cdef list lead = self.outbox.take_frames(), buffers, behind = []
+        cdef Bulk bulk = None
+        piece = self.outbox.next_piece()
+        if piece is None:
+            buffers = []
+            lead = lead + self.outbox.take_pulls()
+        else:
+            bulk, buffers = piece
+            if len(buffers[1]) <= SHORT_BYTES:
+                behind = self.outbox.take_pulls(bulk)
+            else:
+                lead = lead + self.outbox.take_pulls()
+        if lead:
+            buffers.insert(0, b"".join(lead))
+        if behind:
+            buffers.append(b"".join(behind))
+        if buffers:
+            self.control.send(buffers, bulk)
+        return sum([len(buffer) for buffer in buffers])
 
     cpdef object grant(self, Py_ssize_t count):
         """So many bytes of tensors may go on all streams from now on; < 0: as many as fit.

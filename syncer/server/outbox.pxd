@@ -32,6 +32,8 @@ cdef class Outbox:
 
     cpdef bint broadcast(self, object image)
     cpdef object pull(self, Py_ssize_t fragment, bytes frame)
+    cdef list take_frames(self)
+    cdef list take_pulls(self, Bulk behind=*)
     cpdef list take_small(self)
     cpdef tuple next_piece(self)
     cpdef object piece_sent(self, Bulk bulk)

@@ -131,11 +131,25 @@ cdef class Outbox:
     # -------------------------------------------------------------------------- handing out
     cpdef list take_small(self):
         """Every small frame that may go now, in order, for the control socket."""
+        return self.take_frames() + self.take_pulls()
+
+    cdef list take_frames(self):
+        """Those that are no pulls."""
         cdef list frames = self.small
+        if frames:
+            self.small = []
+        return frames
+
+    cdef list take_pulls(self, Bulk behind=None):
+        """Those that are, and before them the one that waits for this message, if it has been
+        handed out to its end and they go on the same socket behind it."""
+        cdef list frames = []
+        if behind is not None and behind.pull is not None and behind.left == 0:
+            frames.append(behind.pull)
+            behind.pull = None
         if self.pulls:
-            frames = frames + list(self.pulls.values())
+            frames.extend(self.pulls.values())
             self.pulls.clear()
-        self.small = []
         return frames
 
     cpdef tuple next_piece(self):

@@ -1,7 +1,8 @@
 """What goes out to learners: broadcasts, pulls, catch-ups, the final cut and the end.
 
 It must not decide who gets what; it makes each version's bytes once, for everybody, and leaves
-their order to each group's outbox, and to `catchups` whose turn it is to be caught up.
+their order to each group's outbox, and to `catchups` whose turn it is to be caught up. What one
+event leads to is queued first, and sent by `flush`: a broadcast and a pull are one call then.
 
 Where there is no memory for the bytes of a broadcast, that broadcast waits, and whatever is to go
 out after it waits behind it: a pull must not come before the version that it is about.
@@ -59,6 +60,10 @@ class Outgoing:
         """Of steps whose broadcast is to come: when their commit began."""
         self.behind: deque[tuple[Callable[[Any], None], Any]] = deque()
         """A broadcast that waits for memory, and what goes out after it."""
+        self.due: dict[Group, None] = {}
+        """Groups for which something was queued, and"""
+        self.synced: list[tuple[int, int]] = []
+        """(step, ns of its commit) of broadcasts that were: `flush` sends them."""
         self.lacking: Timer | None = None
         self.lacking_since_ns: int | None = None
         self.said_ns = 0
@@ -107,7 +112,7 @@ class Outgoing:
             if group is not None:
                 group.outbox.pull(action.fragment, frame)
                 self.catchups.pulled(group)
-                group.pump()
+                self.due[group] = None
 
     def broadcast(self, action: actions.Broadcast) -> None:
         try:
@@ -121,11 +126,21 @@ class Outgoing:
         for group in groups:
             group.outbox.broadcast(version)
         self.catchups.broadcast(self.sizes[action.fragment], groups)
-        for group in groups:
-            group.pump()
+        self.due.update(dict.fromkeys(groups))
         begun_ns = self.begun_ns.pop(action.version, None)
         if begun_ns is not None:
-            self.handle(events.Synced(action.version, self.loop.now_ns() - begun_ns))
+            self.synced.append((action.version, begun_ns))
+
+    def flush(self) -> None:
+        """Everything that an event led to is queued: send it, in as few calls as can be."""
+        if self.due:
+            due, self.due = self.due, {}
+            for group in due:
+                group.pump()
+        if self.synced:
+            synced, self.synced = self.synced, []
+            for step, begun_ns in synced:
+                self.handle(events.Synced(step, self.loop.now_ns() - begun_ns))
 
     def _wait_for_memory(self, action: actions.Broadcast, error: MemoryError) -> None:
         """Nothing goes out before this does; what has no use is given back for it."""
@@ -147,6 +162,7 @@ class Outgoing:
         while self.behind and self.lacking is None:
             carry_out, action = self.behind.popleft()
             carry_out(action)
+        self.flush()
         if self.lacking is None and self.lacking_since_ns is not None:
             waited_ns, self.lacking_since_ns = self.loop.now_ns() - self.lacking_since_ns, None
             self.log.warning("memory for broadcasts is there again",

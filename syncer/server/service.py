@@ -119,7 +119,7 @@ class Server:
         self.notices = PacedNotices(self.loop)
         self.readers = Readers(self, config, self.log, self.capacity,
                                notices=self.notices, say_farewell=self.farewells.say)
-        self.driver.carried_out = self.readers.look
+        self.driver.carried_out = self._carried_out
         self.is_broken = False
         self.pins = Pins(config.profile_hash, config.require_profile_binding,
                          config.expected_island_contract, config.run)
@@ -150,6 +150,12 @@ class Server:
             self.loop.close()
             self.log.close()
         return self.status
+
+    def _carried_out(self) -> None:
+        """An event has led to all that it leads to: learners, then readers are sent theirs."""
+        if self.session is not None:
+            self.session.outgoing.flush()
+        self.readers.look()
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """Ask for a graceful end, as the first signal does. From any thread."""

@@ -134,10 +134,10 @@ def test_a_limit_is_a_limit_and_whoever_waits_is_told_behind_whom():
 
 
 def test_who_waits_long_for_a_turn_is_told_again(monkeypatch):
-    """With times that fit a catch-up of a tenth of a second."""
+    """With times that fit a catch-up of a twentieth of a second."""
     assert (catchups.TURN_SAID_NS, catchups.TURN_SAID_AGAIN_NS) == (5 * SECOND, 30 * SECOND)
-    monkeypatch.setattr(catchups, "TURN_SAID_NS", 20 * MS)
-    monkeypatch.setattr(catchups, "TURN_SAID_AGAIN_NS", 40 * MS)
+    monkeypatch.setattr(catchups, "TURN_SAID_NS", 10 * MS)
+    monkeypatch.setattr(catchups, "TURN_SAID_AGAIN_NS", 20 * MS)
     joining = Joining(2, max_concurrent_catchups=1)
     with scaled(joining.fleet.settings):
         started(joining)
@@ -151,10 +151,10 @@ def test_who_waits_long_for_a_turn_is_told_again(monkeypatch):
         begun_ns = world.now_ns
         (second,) = [group.learner for group, turn in line.line.items() if not turn.begun]
         world.wait(lambda: len(said) == 2)
-    for (told_ns, learner, code, text), after_ms in zip(said, (20, 60), strict=True):
+    for (told_ns, learner, code, text), after_ms in zip(said, (10, 30), strict=True):
         assert (learner, code) == (second, NoticeCode.OTHER)
         assert "for its turn to be sent the model, behind" in text
-        assert 0 <= told_ns - begun_ns - after_ms * MS < 20 * MS
+        assert 0 <= told_ns - begun_ns - after_ms * MS < 10 * MS
     assert [line for line in joining.lines("catch-up waits for its turn") if "waited_s=0" in line]
 
 
