@@ -20,6 +20,11 @@ from .scripted import ROOT
 from .waiting import until
 
 COMMAND = [sys.executable, "-m", "benchmarks.lab", "--short"]
+AT_A_TERMINAL = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs beside it ignores it
+runpy.run_module("benchmarks.lab", run_name="__main__", alter_sys=True)
+"""
 TRIED = """
 import sys
 from benchmarks.lab.network import Host, apart, cable
@@ -65,8 +70,9 @@ def test_rows_come_as_a_table_and_as_json(tmp_path):
 def test_whatever_ends_it_nothing_is_left(number):
     mark = f"LAB_TEST={os.getpid()}.{number:d}"
     name, _, value = mark.partition("=")
-    running = subprocess.Popen([*COMMAND, "--only", "delay"], cwd=ROOT, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, env=os.environ | {name: value})
+    running = subprocess.Popen([sys.executable, "-c", AT_A_TERMINAL, "--short", "--only", "delay"],
+                               cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env=os.environ | {name: value})
     try:
         until(lambda: len(belonging(mark)) >= 6, "a server, relays and learners")
         running.send_signal(number)
