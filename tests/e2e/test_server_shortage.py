@@ -89,7 +89,7 @@ def test_a_merge_without_memory_is_computed_again(tmp_path, monkeypatch, fold, o
 @pytest.mark.parametrize("fold", ["batch", "exact"])
 def test_memory_that_never_comes_ends_the_run_with_its_last_cut(tmp_path, monkeypatch, fold):
     path = tmp_path / "c"
-    with ServerThread(tmp_path, learners=1, quorum=1, total_steps=9, quorum_timeout_s=1, fold=fold,
+    with ServerThread(tmp_path, learners=1, quorum=1, total_steps=9, quorum_timeout_s=4, fold=fold,
                       learner_weight="equal", delta_correction="none", checkpoint_path=str(path),
                       checkpoint_every=8) as server:
         learner = server.learner(0, SMALL)
@@ -101,7 +101,7 @@ def test_memory_that_never_comes_ends_the_run_with_its_last_cut(tmp_path, monkey
         learner.push(pull, np.ones(4, np.float32))
         learner.ended()
         assert server.wait() == 1
-        server.log.wait("merge of step 2 failed: for 1 s there was no memory for it", level="error")
+        server.log.wait("merge of step 2 failed: for 4 s there was no memory for it", level="error")
         assert not server.log.find("internal error")
     with Checkpoint(path) as checkpoint:
         assert checkpoint.facts.step == 1
