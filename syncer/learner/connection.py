@@ -134,7 +134,7 @@ class Connection:
         elif self.extended and msg_type == Msg.NOTICE:
             message = parse_notice(payload)
         else:
-            raise RemoteProtocolError(f"a learner cannot receive message type {msg_type}")
+            raise RemoteProtocolError(f"unexpected message type {msg_type}")  # impossible: limits
         return Inbound(msg_type, message, digest)
 
     def feed(self, stream: int, data: bytes | bytearray | memoryview) -> list[Inbound]:

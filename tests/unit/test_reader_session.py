@@ -24,7 +24,7 @@ from syncer.wire.extended import (
     encode_session_layout,
     encode_welcome,
 )
-from syncer.wire.messages import Manifest
+from syncer.wire.messages import Manifest, Pull
 
 LAYOUT = Layout((FragmentLayout(AVG, (2,)), FragmentLayout(AVG, (1, 1))))
 SESSION = encode_session_layout(SessionLayout(DTYPE_F32, LAYOUT, bytes(32), bytes(32)))
@@ -70,6 +70,7 @@ def test_a_cut_is_whole_when_its_manifest_fits_every_fragment():
     ((welcome(), tensor(0, 0)), "message type"),
     ((welcome(), welcome()), "before its LAYOUT"),
     ((welcome(), SESSION, SESSION), "message type"),
+    ((welcome(), SESSION, encode.encode_pull(Pull(0, 1, 1))), "cannot receive message type"),
     ((welcome(), SESSION, tensor(0, 0), manifest(0, 0, 0)), "and none has come"),
     ((welcome(), SESSION, tensor(0, 1), tensor(1, 0), manifest(0, 0, 0)), "and 1 has come"),
     ((welcome(), SESSION, tensor(0, 1), tensor(1, 4), manifest(1, 1, 4)), "expected 0"),
