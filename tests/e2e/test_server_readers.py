@@ -19,6 +19,7 @@ from syncer.reader.cut_session import (
     Welcome,
 )
 from syncer.server import catchups
+from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.encode import encode_heartbeat, encode_pull
 from syncer.wire.extended import NoticeText
 from syncer.wire.messages import Heartbeat, Pull
@@ -175,6 +176,17 @@ def test_readers_have_their_number_of_places(tmp_path):
             reader.until(Welcome)
     with ServerThread(tmp_path, max_readers=0) as server:
         assert "takes no readers, as --max-readers says" in refusal(server.port)
+
+
+def test_a_reader_gets_no_socket_that_a_learner_was_promised(tmp_path):
+    with ServerThread(tmp_path) as server:
+        capacity = server.server.readers.capacity
+        promised = capacity.rest - STRANGERS_MIN
+        capacity.promise(promised)
+        assert "no room for one more socket of a reader" in refusal(server.port)
+        capacity.promise(-promised)
+        with ScriptedReader(server.port) as reader:
+            assert isinstance(reader.next(), Welcome)
 
 
 def test_who_has_its_cut_keeps_nobody_out(tmp_path):

@@ -139,6 +139,17 @@ SERVER_DETAILS = broken(
     ("14.11", "who has all its sockets is looked after", "if group.ended or not missing:",
      "if group.ended:"),
 ) + broken(
+    "server/readers.py",
+    ("14.9", "a reader gets a socket that a learner was promised",
+     "if not self.capacity.has_room(1):", "if False:"),
+) + broken(
+    "server/run_session.py",
+    ("14.9", "an older connection makes no room for its learner",
+     "                group.end(\"its learner has dialed again, and there is no room for both\")\n",
+     ""),
+    ("14.9", "who has gone keeps the sockets that it was promised",
+     "        self.parts.door.capacity.promise(-group.sockets)\n", ""),
+) + broken(
     "wire/identity.py",
     ("17.7", "a run without a name is another one than itself",
      "return bool(identity.run or found) and identity.run != found",
