@@ -19,7 +19,7 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
 """
 
 from syncer.protocol import Msg
-from syncer.wire.encode import chunk_count, chunk_message
+from syncer.wire.encode import chunk_message
 
 FINAL = Msg.FINAL_FRAGMENT
 
@@ -177,9 +177,10 @@ cdef class Outbox:
             else:
                 del self.queued[key]
                 image = bulk.image
-                bulk.left = chunk_count(len(image.head), len(image.body), self.stripes)
-                bulk.pieces = chunk_message(
+                pieces = chunk_message(
                     image.kind, image.head, image.body, self.next_id, self.stripes)
+                bulk.left = len(pieces)
+                bulk.pieces = iter(pieces)
                 self.next_id += 1
                 self.under_way.append(bulk)
                 return bulk

@@ -6,7 +6,6 @@ Bodies of bulk messages are never copied here. Must not touch a socket or choose
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -250,8 +249,8 @@ def chunk_count(head_bytes: int, body_bytes: int, streams: int = 1) -> int:
 
 def chunk_message(
     inner_type: int, inner_head: bytes, body: Buffer, msg_id: int, streams: int = 1
-) -> Iterator[list[bytes | memoryview]]:
-    """The CHUNK frames of one message, each a gather list of a header and views of `body`.
+) -> list[list[bytes | memoryview]]:
+    """The CHUNK frames of one message, each a gather list of a header and a view of `body`.
 
     `body` is anything with a contiguous buffer; it must not change until the last list is sent.
     The inner frame (its 13-byte header included) is cut at multiples of CHUNK_SIZE (wire 8.1), or
@@ -261,13 +260,18 @@ def chunk_message(
     lead = frame_header(inner_type, len(inner_head) + len(view)) + inner_head
     total = len(lead) + len(view)
     size = piece_bytes(total, streams)
+    if total <= size:  # as of many small ones, for many peers
+        header = CHUNK_HEADER.pack(MAGIC, Msg.CHUNK, CHUNK_HEAD.size + total, msg_id, total, 0)
+        return [[header + lead, view]]
+    frames: list[list[bytes | memoryview]] = []
     for offset in range(0, total, size):
         end = min(offset + size, total)
         header = CHUNK_HEADER.pack(
             MAGIC, Msg.CHUNK, CHUNK_HEAD.size + end - offset, msg_id, total, offset
         )
         piece = view[max(offset - len(lead), 0) : max(end - len(lead), 0)]
-        yield [header + lead[offset:end], piece]
+        frames.append([header + lead[offset:end], piece])
+    return frames
 
 
 def _byte_view(body: Buffer) -> memoryview:
