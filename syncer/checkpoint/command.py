@@ -23,7 +23,7 @@ from syncer.checkpoint.progress import Progress, size
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.restore import owner_of, restore
 from syncer.checkpoint.tolerant import Tolerant
-from syncer.config.paths import is_one_file, lies_beside
+from syncer.config.paths import is_one_file, lies_beside, trouble_of_file
 from syncer.errors import CheckpointError, CheckpointMismatch, ConfigError
 from syncer.kernels import SUM_BLOCK, sumsq
 from syncer.layout import MERGE_MODES
@@ -240,7 +240,9 @@ def _restore(args: argparse.Namespace) -> int:
 
 
 def _refuse_own(args: argparse.Namespace) -> None:
-    """The output must not be what is read, under whatever name."""
+    """The output can be written, and is not what is read, under whatever name."""
+    if (trouble := trouble_of_file(args.output)) is not None:
+        raise ConfigError(f"OUTPUT {args.output} {trouble}")
     for what, name in ("FILE", args.file), ("--layout", args.layout):
         if name is not None and is_one_file(name, args.output):
             raise ConfigError(f"OUTPUT {args.output} is {what} {name} itself, which would be lost: "

@@ -52,6 +52,14 @@ def trouble_of_output(config: Config, option: str) -> str | None:
     return None if option == "event_tape" else _trouble_beside(_written_with(config, option))
 
 
+def trouble_of_file(path: str) -> str | None:
+    """As `trouble_of_output`, of a file that is written by a command and is no setting."""
+    trouble = _trouble_of_file(path)
+    if trouble is not None:
+        return f"{trouble}; name a file in a directory you may write to"
+    return _trouble_beside(leads_to(path) + end for end in PARTIAL[1:])
+
+
 def _trouble_of_tape(path: str) -> str | None:
     """Lines may also go to a pipe, a terminal or /dev/null."""
     mode = _mode(path)

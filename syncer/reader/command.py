@@ -20,6 +20,7 @@ from syncer.checkpoint.files import FILES, Patient
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.model_file import model_metadata, names_or_places, write_model
 from syncer.checkpoint.progress import size
+from syncer.config.paths import trouble_of_file
 from syncer.errors import ConfigError
 from syncer.exits import Exit, after_signal
 from syncer.protocol import DTYPES, KEY_VARIABLES
@@ -90,8 +91,9 @@ def run(args: argparse.Namespace) -> int:
     pulling = Pulling(args.address, dtype=args.dtype, follow=args.follow, run=args.run,
                       key=island_key(), timeout_s=limit or None, tls=args.tls, say=screen.say,
                       progress=screen.progress)
+    target = Target(args, screen)
     with PathLock(args.output, "-o"):
-        target = Target(args, screen)
+        target.look()
         try:
             with signals_as_interrupts() as seen:
                 return follow(pulling, target)
@@ -158,6 +160,12 @@ class Target:
         self.as_json, self.overwrite = args.json, args.overwrite
         self.written: LiveCut | None = None
         self.begun = time.monotonic()
+        if (trouble := trouble_of_file(self.path)) is not None:
+            raise ConfigError(f"-o {self.path} {trouble}")
+        self.replaces: dict[str, str] | None = None
+
+    def look(self) -> None:
+        """Whether what is there may be replaced; nobody else is writing it."""
         self.replaces = None if self.overwrite else self._there()
 
     def _there(self) -> dict[str, str] | None:

@@ -318,3 +318,15 @@ def test_an_output_is_no_file_that_a_server_has_beside_the_checkpoint(capsys, fi
         assert status == 2
         assert "which a server writes with FILE" in err
     assert beside.read_bytes() == b"of a server"
+
+
+@pytest.mark.parametrize("words", [("export",), ("convert", "--to", "yeto-v3")])
+def test_an_output_that_no_file_can_be_is_refused_before_anything_is_read(capsys, files, words):
+    path, _, _ = files
+    os.mkfifo(path.with_name("fifo"))
+    for output, kind in (("fifo", "a FIFO"), (".", "a directory"), ("/dev/null", "a device"),
+                         ("x" * 250, "shorter name"), ("no/x", "does not exist")):
+        status, _, err = call(capsys, words[0], path, path.parent / output, *words[1:])
+        assert status == 2
+        assert kind in err
+        assert err.count("\n") == 1

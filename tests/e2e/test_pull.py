@@ -339,7 +339,7 @@ def test_only_its_own_files_are_replaced(tmp_path):
         notes.write_text("mine")
         before = checkpoint.read_bytes()
         for path, what in ((checkpoint, "is in use by process"), (notes, "is another file"),
-                           (tmp_path, "cannot be looked into")):
+                           (tmp_path, "is a directory, which no file can replace")):
             done = pulled(address, "-o", str(path))
             assert (done.returncode, what in one_sentence(done)) == (2, True)
         assert checkpoint.read_bytes() == before
@@ -358,6 +358,16 @@ def test_only_its_own_files_are_replaced(tmp_path):
         assert done.returncode == 2
         assert "has the parameters of another model" in one_sentence(done)
         assert model_metadata(output)["global_step"] == "1"
+
+
+@pytest.mark.parametrize(("output", "what"), [
+    ("fifo", "is a FIFO, which no file can replace"), ("/dev/null", "is a device"),
+    ("x" * 250, "give it a shorter name"), ("no/model", "does not exist")])
+def test_what_cannot_be_written_is_refused_before_anything_is_dialed(tmp_path, output, what):
+    os.mkfifo(tmp_path / "fifo")
+    for more in ([], ["--overwrite"]):
+        done = pulled("127.0.0.1:1", "-o", str(tmp_path / output), *more)
+        assert (done.returncode, what in one_sentence(done)) == (2, True)
 
 
 def test_an_older_server_is_told_apart(tmp_path):
