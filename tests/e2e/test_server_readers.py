@@ -214,6 +214,7 @@ def test_a_reader_hears_what_the_run_waits_for_and_who_comes_later_at_once(tmp_p
 def test_a_reader_hears_that_it_waits_for_its_turn_and_behind_whom(tmp_path, monkeypatch):
     assert catchups.TURN_SAID_NS == 5 * 10**9
     monkeypatch.setattr(catchups, "TURN_SAID_NS", 20 * 10**6)
+    monkeypatch.setattr(catchups, "STALLED_NS", 10**12)  # however slow this machine is
     with ServerThread(tmp_path, total_steps=9, max_concurrent_catchups=1) as server:
         learner = server.learner(0, LARGE)
         learner.send_init([np.ones(f.numel, np.float32) for f in LARGE.fragments])
@@ -224,6 +225,7 @@ def test_a_reader_hears_that_it_waits_for_its_turn_and_behind_whom(tmp_path, mon
                 said = second.until(NoticeText)
                 assert said.code == NoticeCode.OTHER
                 assert "for its turn to be sent a cut, behind 1 reader, without a lim" in said.text
+                first.close()
                 assert second.cut().step == 0
         (line, *_) = server.log.find("reader waits for its turn")
         assert line["behind"] == "1 reader"
