@@ -340,7 +340,8 @@ class SimLearner:
         if self.link is not None:
             wire = self.second_wire()
             wire.pause()
-            self.world.after(self.world.between(100, 60_000) * MS, wire.close)
+            wire.down.capacity = 40               # no kernel takes the model in its place
+            self.world.after(self.world.between(5000, 60_000) * MS, wire.close)
 
     def second_wire(self) -> Wire:
         """Beside its own, with a HELLO that nobody has seen before."""

@@ -15,8 +15,7 @@ REQUIRED = frozenset({
     "late joiner pulled into open round", "rebound outstanding pull", "recovery replay",
     "older connection is current again", "superseded tail", "a mute connection gave way",
     "a silent connection gave its slot away", "a late frame of the dead", "exact fold rebuilt",
-    "a catch-up stands still", "a connection that takes nothing gave way", "final cut again",
-    "a learner was refused",
+    "final cut again", "a learner was refused",
     "catch-up waits for its turn", "catch-up begins after its wait",
     # readers
     "a reader has a cut", "a reader has the final cut", "a reader was shut down",
@@ -44,8 +43,7 @@ REQUIRED = frozenset({
     "saved shutdown", "saved budget-cutoff", "not saved: round", "not saved: periodic",
     "not saved: final", "not saved: shutdown", "signal while a step was written",
     # servers that end and begin
-    "renumbered", "started again by a supervisor", "a lost run was begun anew", "told: RunLost",
-    "trains again after a final cut", "told that its end is none any more",
+    "renumbered", "started again by a supervisor", "a lost run was begun anew",
     "resumed", "server lost: kill", "server lost: power", "ended with status 5",
     "ended with status 143", "rolled back", "resumed at a step that nobody had seen",
     "resumed at the end", "learner-budget cutoff checkpoint written", "second process of a budget",
