@@ -191,8 +191,9 @@ ROUNDS = broken(
      "        member.stalled = False\n", ""),
     ("2.7", "what shows life between two signs of a rival changes nothing",
      "            member.first_ns = min(member.first_ns, now_ns)\n"
-     "            for other in self.older.get(member.learner, ()):\n"
-     "                other.claim_ns = NEVER\n",
+     "            if self.older:\n"
+     "                for other in self.older.get(member.learner, ()):\n"
+     "                    other.claim_ns = NEVER\n",
      "            member.first_ns = min(member.first_ns, now_ns)\n"),
     ("2.7", "a connection is measured by what it said before it was up to date",
      "            member.up_to_date(now_ns)\n        member.delivered", "            pass\n"

@@ -197,8 +197,12 @@ cdef class Gathering(Ground):
     cdef int settle_all(self) except -1:
         """Those that have changed or whose time has come; the others would wait as before."""
         cdef Round round
-        cdef list due = [round for round in self.gathering if self.now_ns >= round.verdict_ns]
-        for round in due:
+        for round in self.gathering:
+            if self.now_ns >= round.verdict_ns:
+                break
+        else:
+            return 0
+        for round in [round for round in self.gathering if self.now_ns >= round.verdict_ns]:
             self.settle(round)
         return 0
 

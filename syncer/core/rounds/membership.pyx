@@ -216,8 +216,9 @@ cdef class Membership:
         member.life_ns = now_ns
         if current is member:
             member.first_ns = min(member.first_ns, now_ns)
-            for other in self.older.get(member.learner, ()):
-                other.claim_ns = NEVER
+            if self.older:
+                for other in self.older.get(member.learner, ()):
+                    other.claim_ns = NEVER
             return False
         if current is None or self.is_served(current) or current.established():
             return False

@@ -193,9 +193,11 @@ cdef class Round:
 
     cdef int asked(self, Py_ssize_t learner) except -1:
         """It has been asked, or need not be any more."""
-        cdef Slot slot = self.asking.pop(learner, None)
-        if slot is not None:
-            slot.again_ns = NEVER
+        cdef Slot slot
+        if self.asking:
+            slot = self.asking.pop(learner, None)
+            if slot is not None:
+                slot.again_ns = NEVER
         return 0
 
     cdef int pass_on(self, Slot slot, Member member) except -1:

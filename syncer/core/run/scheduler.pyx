@@ -331,7 +331,8 @@ cdef class Scheduler(Waiting):
     cdef int succeed(self) except -1:
         """Older members take the place of those that went and did not come again."""
         cdef Member member
-        if self.phase == Phase.STOPPING or self.phase == Phase.ENDED:
+        if (not self.members.vacant_ns or self.phase == Phase.STOPPING
+                or self.phase == Phase.ENDED):
             return 0
         for member in self.members.heirs(self.now_ns):
             self.current_again(member)
