@@ -306,7 +306,7 @@ class Digest(Values[bytes]):
     written = "64 hexadecimal digits"
 
     def parse(self, text: str) -> bytes:
-        if len(text) != 64:
+        if len(text) != 64 or not text.isalnum():  # fromhex skips blanks
             raise ValueError(text)
         return bytes.fromhex(text)
 

@@ -13,6 +13,7 @@ from typing import Any
 from syncer.checkpoint.facts import U64_MAX
 from syncer.protocol import HASH_BYTES
 
+DIGEST = re.compile(f"[0-9a-f]{{{2 * HASH_BYTES}}}", re.ASCII)
 INSTANCE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -72,13 +73,9 @@ def decimal(field: str, text: str) -> int:
 
 
 def digest_of(field: str, text: Any) -> bytes:
-    try:
-        if type(text) is not str or len(text) != 2 * HASH_BYTES or text != text.lower():
-            raise ValueError
-        return bytes.fromhex(text)
-    except ValueError:
-        raise Malformed(f"{field}: expected 64 hexadecimal digits, found "
-                         f"{shown(text)}") from None
+    if type(text) is not str or not DIGEST.fullmatch(text):  # fromhex alone would skip blanks
+        raise Malformed(f"{field}: expected 64 hexadecimal digits, found {shown(text)}")
+    return bytes.fromhex(text)
 
 
 def instance_of(field: str, text: Any) -> int:

@@ -181,6 +181,8 @@ def set_offsets(name, begin, end):
         layout='[{"merge":"iso","numels":[6],"shapes":[[6]]}]'), "shapes of rows and columns"),
     (lambda h: h["__metadata__"].update(layout_fingerprint="12"), "layout_fingerprint"),
     (lambda h: h["__metadata__"].update(session_contract="Z" * 64), "session_contract"),
+    (lambda h: h["__metadata__"].update(session_contract="00 " * 21 + "0"), "session_contract"),
+    (lambda h: h["__metadata__"].update(profile_hash="0" * 62 + " \n"), "profile_hash"),
     (lambda h: h["__metadata__"].update(profile_hash="A" * 64), "profile_hash"),
     (lambda h: h["__metadata__"].update(sha256="{}"), "sha256"),
     (lambda h: h["__metadata__"].update(header_sha256="0"), "header_sha256"),

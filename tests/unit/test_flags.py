@@ -138,6 +138,8 @@ def test_an_older_variable_of_the_open_switch(text, value):
     ([*RUN, "--event-tape", ""], "--event-tape is empty"),
     ([*RUN, "--expected-island-contract", "zz" * 32], "64 hexadecimal digits"),
     ([*RUN, "--expected-island-contract", "ab" * 31], "64 hexadecimal digits"),
+    ([*RUN, "--expected-island-contract", "ab " * 21 + "a"], "64 hexadecimal digits"),
+    ([*RUN, "--expected-island-contract", "ab" * 31 + "  "], "64 hexadecimal digits"),
     ([*RUN, "--iso-backend", "gpu"], "--iso-backend gpu cannot be used: give scalar"),
     ([*RUN, "--resume", "maybe"], "--resume 'maybe' cannot be used: give true or false or auto"),
     ([*RUN, "--frobnicate", "x"], "--frobnicate is unknown"),
