@@ -26,8 +26,10 @@ AT_ONCE = 128 * 1024
 """Bytes that are encrypted, or taken from the kernel, in one go."""
 RECORD = 16 * 1024
 """Most of one TLS record: smaller buffers are joined up to it, so that a frame is not two."""
-HANDSHAKE_BYTES_MAX = 128 * 1024
+HANDSHAKE_BYTES_MAX = 64 * 1024
 """Of a peer that has shown no certificate; a chain of some certificates has 4 KiB."""
+HANDSHAKE_AT_ONCE = 16 * 1024
+"""Of those: what comes behind a handshake is not taken for a part of it."""
 ANSWERS_BYTES_MAX = 64 * 1024
 """What TLS itself has to say and waits to go out with the next bytes."""
 WARN_DAYS = 30
@@ -249,13 +251,13 @@ class TlsSocket:
     # --------------------------------------------------------------------------------- reading
     def _receive(self) -> bool:
         """Bytes from the kernel; False at their end."""
-        count = self.sock.recv_into(self._room)
+        if not self.ready and self._came >= HANDSHAKE_BYTES_MAX:
+            self.failure = f"{self._came} bytes came, and TLS is not agreed on"
+            raise TlsError(self.failure)
+        count = self.sock.recv_into(self._room if self.ready else self._room[:HANDSHAKE_AT_ONCE])
         if count and not self._came:
             self._look(self._room[0])
         self._came += count
-        if not self.ready and self._came > HANDSHAKE_BYTES_MAX:
-            self.failure = f"more than {HANDSHAKE_BYTES_MAX} bytes came before TLS was agreed on"
-            raise TlsError(self.failure)
         with self._lock:
             if count:
                 self._in.write(self._room[:count])

@@ -35,6 +35,7 @@ cdef class Channel(Handler):
 
     cpdef object send(self, list buffers, Bulk bulk=*)
     cpdef object grant(self, Py_ssize_t count)
+    cpdef object read_now(self)
     cpdef object pause(self)
     cpdef object resume(self)
     cpdef object close(self)

@@ -122,6 +122,10 @@ cdef class Channel(Handler):
             self.loop.call_at(self.loop.now_ns(), self._go_on)
 
     def _go_on(self):
+        self.read_now()
+
+    cpdef object read_now(self):
+        """Take what has come, before the selector says so."""
         if not (self.closed or self.paused):
             self._read()
 

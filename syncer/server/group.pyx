@@ -102,6 +102,10 @@ cdef class Group(Owner):
         self.end(text, text)
 
     cpdef object on_lost(self, Channel channel, str reason):
+        if channel is not self.control:
+            # Of sockets that were closed one after the other the last may be ready first: what was
+            # said before, on the control socket, is heard all the same. It may be a FINAL_ACK.
+            self.control.read_now()
         self.end(reason)
 
     def pause(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from syncer.server import door, promised, run_session
 from syncer.server.shortened import short
 from syncer.wire import encode, messages
 from syncer.wire.frames import FrameReader
-from tests.e2e.scripted import ScriptedLearner, ServerThread, layout_of, wait_until
+from tests.e2e.scripted import PATIENCE_S, ScriptedLearner, ServerThread, layout_of, wait_until
 
 SMALL = layout_of((4,))
 ONES = np.ones(4, np.float32)
@@ -189,4 +190,26 @@ def test_a_learner_that_comes_from_elsewhere_is_told_of_at_once(tmp_path):
             assert line["peer"].startswith("127.0.0.2:")
             assert line["older_peer"].startswith("127.0.0.1:")
             finish_alone(second)
+        assert server.wait() == 0
+
+
+def test_what_was_said_before_a_socket_went_is_heard(tmp_path):
+    """A learner acknowledges and closes everything: its data socket may be looked at first."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(PATIENCE_S)
+
+    with (ServerThread(tmp_path) as server,
+          ScriptedLearner(server.port, 0, SMALL, streams=1) as learner):
+        learner.send_init([ONES])
+        learner.push(learner.pull(), ONES)
+        manifest = learner.until(messages.Manifest)
+        server.server.loop.post(hold)
+        assert held.wait(PATIENCE_S)
+        learner.data[0].close()  # so that it is ready first
+        learner.acknowledge(manifest.step)
+        learner.control.shutdown(socket.SHUT_WR)
+        go_on.set()
         assert server.wait() == 0

@@ -36,6 +36,14 @@ STEPS = 4
 ONES = np.ones(4, np.float32)
 
 
+@pytest.fixture
+def pair():
+    """Two sockets that are connected; closed whatever a test makes of them."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("certificates"))
@@ -109,10 +117,10 @@ def test_a_reader_with_tls(tmp_path, authority, server_file, learner_file):
         server.server.stop()
 
 
-def test_what_has_been_encrypted_goes_out_whatever_is_dropped(authority, server_file,
+def test_what_has_been_encrypted_goes_out_whatever_is_dropped(pair, authority, server_file,
                                                               learner_file):
     """A frame of which TLS has taken a part is one that has begun: its end is not cut off."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = pair
     files = tls.TlsFiles(str(server_file), str(server_file), str(authority.file))
     peer = tls.TlsSocket(theirs, tls.context_of(tls.TlsFiles.of(learner_file), server_side=False),
                          name="localhost")
@@ -318,6 +326,47 @@ def test_a_handshake_has_the_time_of_a_first_frame(tmp_path, authority, server_f
             assert all_of(half) == b""
         server.log.wait("connection without a complete first frame is closed")
         server.server.stop()
+
+
+def test_what_comes_behind_a_handshake_is_no_part_of_it(pair, authority, server_file, learner_file):
+    """The last word of a handshake and a large HELLO may come in one go."""
+    ours, theirs = pair
+    files = tls.TlsFiles(str(server_file), str(server_file), str(authority.file))
+    server = tls.TlsSocket(ours, tls.context_of(files, server_side=True))
+    ours.setblocking(False)
+    into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = tls.context_of(tls.TlsFiles.of(learner_file), server_side=False).wrap_bio(
+        into, out, server_hostname="localhost")
+    room = memoryview(bytearray(1 << 20))
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    theirs.sendall(out.read())
+    with pytest.raises(BlockingIOError):
+        server.recv_into(room)
+    into.write(theirs.recv(1 << 16))
+    client.do_handshake()
+    hello = 150_000 * b"h"
+    client.write(hello)
+    theirs.sendall(out.read())
+    at = 0
+    while at < len(hello):
+        at += server.recv_into(room[at:len(hello)])
+    assert bytes(room[:at]) == hello
+
+
+def test_a_handshake_without_end_is_ended(pair, authority, server_file):
+    """One message of the length that a certificate may have, and no more of it than that."""
+    ours, theirs = pair
+    files = tls.TlsFiles(str(server_file), str(server_file), str(authority.file))
+    server = tls.TlsSocket(ours, tls.context_of(files, server_side=True))
+    piece = b"\x16\x03\x01\x40\x00"
+    message = b"\x01\x01\xff\x00" + bytes(0x4000 - 4)  # a ClientHello of 130,816 bytes
+    theirs.sendall(piece + message)
+    theirs.sendall(3 * (piece + bytes(0x4000)))
+    ours.setblocking(False)
+    with pytest.raises(tls.TlsError):
+        server.recv_into(memoryview(bytearray(100)))
+    assert server._came <= tls.HANDSHAKE_BYTES_MAX + tls.HANDSHAKE_AT_ONCE
 
 
 def test_broken_records_end_their_connection_and_nothing_else(tmp_path, authority, server_file,
