@@ -47,6 +47,7 @@ ELSEWHERE = {
     "1.11": [f"{RENUMBERING}::test_an_end_in_order_is_noted_and_no_other_one"],
     "2.2": ["unit/test_core_formulas.py::test_generations_are_remembered_within_a_bound"],
     "2.6": ["unit/test_core_formulas.py::test_step_time_clock_restarts_without_progress"],
+    "2.8": ["sim/test_catchups.py::test_a_newest_connection_that_takes_nothing_gives_way"],
     "3.5": [f"{RESUME}::test_late_joiners_after_a_resume"],
     "3.3": [f"{OUTBOX}::test_a_catch_up_ends_also_when_the_queue_never_does",
             f"{OUTBOX}::test_a_fragment_that_was_under_way_before_a_second_catch_up_goes_out_again"],
