@@ -264,6 +264,11 @@ class ScriptedLearner:
                 return pull
             self.early.append(pull)
 
+    def holding(self, versions: dict[int, int]) -> None:
+        """Reads on until these have come: a pull overtakes what is about other fragments."""
+        while self.versions != versions:
+            self.next()
+
     def error(self) -> str:
         """The text of the ERROR that ends this connection, with the end after it."""
         text = self.until(str)

@@ -56,7 +56,7 @@ def test_a_resumed_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path, undis
         assert server.log.wait("resumed from checkpoint", step=4)
         start(learner)  # a learner always sends what it has: it is too late for that
         learner.pull(5)
-        assert learner.versions == {0: 4, 1: 2, 2: 3}
+        learner.holding({0: 4, 1: 2, 2: 3})
         answer(learner, messages.Pull(1, 5, 1))
         train(learner, STEPS - 5)
         learner.finish()
@@ -86,7 +86,7 @@ def test_values_that_bf16_cannot_carry_are_resumed_in_f32_only(tmp_path, dtype):
             "rounds to infinity: resume it with learners whose dtype is f32")
         with ScriptedLearner(server.port, 0, **which) as learner:
             answer(learner, learner.pull(4))
-            assert learner.versions == {0: 1, 1: 2, 2: 3}
+            learner.holding({0: 1, 1: 2, 2: 3})
             learner.finish()
         assert server.wait() == 0
 

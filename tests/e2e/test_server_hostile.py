@@ -134,21 +134,24 @@ def test_a_bad_init_waits_for_a_new_generation(tmp_path):
 
 
 def test_at_most_four_payloads_of_a_connection_are_decoded_at_a_time(tmp_path, monkeypatch):
-    """Six INITs arrive in one burst: reading pauses at four and goes on, and nothing is lost."""
+    """Six INITs come in one burst: reading pauses at four and goes on, and nothing is lost. All are
+    too large to be decoded on the spot."""
     counts = []
     submit = ingest.Ingest._submit
 
-    def counting(self, group, pending, run, pair):
-        submit(self, group, pending, run, pair)
+    def counting(self, group, *given, **options):
+        submit(self, group, *given, **options)
         counts.append(len(group.work.pending))
 
     monkeypatch.setattr(ingest.Ingest, "_submit", counting)
-    layout = layout_of(*[(50_000,)] * 6)
-    values = [np.full(50_000, p, np.float32) for p in range(6)]
+    layout = layout_of(*[(200_000,)] * 6)
+    values = [np.full(200_000, p, np.float32) for p in range(6)]
     with ServerThread(tmp_path) as server:
         with ScriptedLearner(server.port, 0, layout) as learner:
             learner.send_init(values)
-            learner.push(learner.pull(), np.zeros(50_000))
+            pull = learner.pull()
+            learner.holding(dict.fromkeys(range(6), 0))
+            learner.push(pull, np.zeros(200_000))
             assert [learner.params[p][0] for p in range(6)] == [0, 1, 2, 3, 4, 5]
             learner.finish()
         assert server.wait() == 0
