@@ -25,7 +25,7 @@ from syncer.wire.cursor import RECORD_HEAD, Cursor, read_records
 from syncer.wire.encode import encode_layout, frame
 from syncer.wire.extension import layout_names, names_record
 from syncer.wire.layout import LayoutBytes, scan_layout
-from syncer.wire.messages import Bytes
+from syncer.wire.messages import Bytes, foreign_text
 from syncer.wire.names import Names
 
 WELCOME_HEAD = Struct("<HQQQQIIdB")
@@ -114,7 +114,7 @@ def parse_welcome(payload: Bytes, fragments: int) -> Welcome:
     cursor = Cursor(memoryview(payload), "WELCOME payload")
 
     def text() -> str:
-        return bytes(cursor.take(cursor.number(TEXT_LENGTH.size))).decode("utf-8", "replace")
+        return foreign_text(cursor.take(cursor.number(TEXT_LENGTH.size)))
 
     revision, epoch, instance, step, total, learners, quorum, interval, state = (
         WELCOME_HEAD.unpack(cursor.take(WELCOME_HEAD.size)))
@@ -146,12 +146,12 @@ def encode_notice(notice: NoticeText) -> bytes:
 
 
 def parse_notice(payload: Bytes) -> NoticeText:
-    """NOTICE; a code that is not known is kept, bytes that are not UTF-8 are replaced."""
+    """NOTICE; a code that is not known is kept."""
     if len(payload) < NOTICE_HEAD.size:
         raise RemoteProtocolError(f"NOTICE payload truncated: {len(payload)} bytes, expected at "
                                   f"least {NOTICE_HEAD.size}")
     (code,) = NOTICE_HEAD.unpack_from(payload)
-    return NoticeText(code, bytes(payload[NOTICE_HEAD.size :]).decode("utf-8", "replace"))
+    return NoticeText(code, foreign_text(payload[NOTICE_HEAD.size :]))
 
 
 # --- REPORT --------------------------------------------------------------------------------------

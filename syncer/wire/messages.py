@@ -6,6 +6,7 @@ Must not decode tensors (kernels do) or judge rounds and versions (core does).
 
 from __future__ import annotations
 
+import unicodedata
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -290,9 +291,17 @@ def parse_shutdown(payload: Bytes) -> None:
     _exact(payload, 0, Msg.SHUTDOWN)
 
 
+def foreign_text(data: Bytes) -> str:
+    """What a peer says to people, in one line: bytes that are not UTF-8, and characters that would
+    end the line or steer a terminal, are shown as replacement characters."""
+    text = bytes(data).decode("utf-8", "replace")
+    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Zl", "Zp") else each
+                   for each in text)
+
+
 def parse_error(payload: Bytes) -> str:
-    """Text of an ERROR; bytes that are not UTF-8 are shown as replacement characters."""
-    return bytes(payload).decode("utf-8", "replace")
+    """Text of an ERROR."""
+    return foreign_text(payload)
 
 
 def _known_revision(revision: int) -> None:

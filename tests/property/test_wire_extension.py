@@ -71,7 +71,7 @@ def test_a_reader_has_any_id(hello, learner, role):
 
 WELCOMES = st.builds(
     extended.Welcome, POSITIVE, POSITIVE, U64, U64, U32, U32, FINITE,
-    st.sampled_from(extended.RunState), st.text(max_size=99), st.just("") | RUNS, U64,
+    st.sampled_from(extended.RunState), CLIENTS, st.just("") | RUNS, U64,
     st.lists(st.booleans(), max_size=9).map(tuple))
 REPORTS = st.builds(extended.LearnerReport, *[st.none() | FINITE] * 4)
 
