@@ -101,6 +101,8 @@ class Driver:
 
     def _step(self, event: events.Event) -> None:
         if self.ending is not None:
+            if isinstance(event, events.Push | events.Init):
+                event.payload.release()           # decoded when everything had ended
             return
         if self.watch is not None:
             self.watch.before(event)
