@@ -195,7 +195,7 @@ def test_a_peer_that_does_not_read_cannot_hold_up_the_end(tmp_path):
 def test_a_second_signal_ends_the_process_at_once(tmp_path):
     ended = []
     with ServerThread(tmp_path) as server:
-        signals = Signals(server.server.loop, server.server.stop, ended.append)
+        signals = Signals(server.server.loop, server.server.stop, end=ended.append)
         signals._caught(signal.SIGINT, None)
         assert not ended
         signals._caught(signal.SIGTERM, None)
