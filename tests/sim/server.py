@@ -6,6 +6,7 @@ world's clock in place of a selector, and looks at what is left when it has ende
 
 from __future__ import annotations
 
+import gc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -239,6 +240,8 @@ class SimServer:
         # Initial values stay where they were decoded; what the end found on a worker goes with it.
         kept = sum(not store.current(f).version for f in range(fragments))
         kept += 2 * self.system.the_workers.left_over
+        if session.pool.live > kept:
+            gc.collect()                          # a MemoryError's traceback holds the job it is of
         assert session.pool.live <= kept, f"{session.pool.live} payloads live, not {kept}"
         arrays = 1 + len(OPTIMIZERS[self.config.outer_optimizer].state)
         assert store.live_buffers <= fragments * arrays, f"{store.live_buffers} arrays live"
