@@ -236,6 +236,7 @@ class SimServer:
         session = self.server.session
         if session is None:
             return
+        gc.collect()                              # what an exception has held on to is no leak
         store, fragments = session.merging.store, len(session.hello.layout.fragments)
         # Initial values stay where they were decoded; what the end found on a worker goes with it.
         kept = sum(not store.current(f).version for f in range(fragments))
