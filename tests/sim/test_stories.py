@@ -231,7 +231,7 @@ def test_a_slow_data_socket_costs_no_quorum_timeout(eager, fold):
     """A pull that comes before its broadcast is answered late, or in vain and sent again."""
     config = toy_config(learners=1, total_steps=10, max_base_lag=1, quorum_timeout_s=900, fold=fold,
                         learner_weight="equal")
-    fleet = Fleet(1, config=config, faults=[], settings={
+    fleet = Fleet(3, config=config, faults=[], settings={  # answers in vain, if it is eager
         "streams": 1, "eager": eager, "gates": [1], "step_ms": (20, 20), "duplicate": 0,
         "misconfigured": 0, "impatience": 0})
     fleet.learners[0].data_ns = 1 * SECOND
