@@ -16,5 +16,7 @@ def test_scenario(path):
     assert new == old, f"{path.name} (see python -m tests.scenarios):\n{difference}"
 
 
-def test_files_are_there():
-    assert len(FILES) > 30
+def test_every_file_has_a_number_of_its_own():
+    numbers = [path.stem.split("_")[0] for path in FILES]
+    assert len(numbers) > 30
+    assert sorted(numbers) == sorted(set(numbers))
