@@ -56,7 +56,7 @@ def belonging(mark: str) -> list[int]:
 @pytest.mark.slow
 def test_rows_come_as_a_table_and_as_json(tmp_path):
     done = subprocess.run([*COMMAND, "--only", "straggler", "--json", str(tmp_path / "lab.json")],
-                          cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+                          cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert not done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     [row] = json.loads((tmp_path / "lab.json").read_text())["rows"]["straggler"]
