@@ -7,7 +7,7 @@ HELLO or a learner's arrays.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import NamedTuple, TypeAlias
 
@@ -15,6 +15,7 @@ from syncer.errors import LocalProtocolError, RemoteProtocolError
 from syncer.layout import ISO, Layout
 from syncer.protocol import LAYOUT_DOMAIN, NO_TENSOR_NAME
 from syncer.wire.cursor import Cursor
+from syncer.wire.layout import FRAGMENT_HEAD
 
 
 class FragmentNames(NamedTuple):
@@ -28,6 +29,11 @@ class FragmentNames(NamedTuple):
 
 Names: TypeAlias = tuple[FragmentNames, ...]
 
+NAME_SIZE = Struct("<I")
+"""Of what the fingerprint is taken of: in front of a name in UTF-8."""
+FLAT_TENSOR = Struct("<QIQ")
+"""And behind it: elements, and the dimensions of a tensor that counts as flat."""
+
 
 def fingerprint(layout: Layout, names: Sequence[FragmentNames]) -> bytes:
     """The 32-byte SHA-256 that stands for names, order, merge modes and shapes (wire 5.1, 5.2).
@@ -37,20 +43,21 @@ def fingerprint(layout: Layout, names: Sequence[FragmentNames]) -> bytes:
     """
     digest = hashlib.sha256(LAYOUT_DOMAIN + len(layout.fragments).to_bytes(4, "little"))
     for fragment, named in zip(layout.fragments, names, strict=True):
-        count = len(fragment.numels)
-        digest.update(bytes([fragment.merge_mode]) + count.to_bytes(4, "little"))
-        for index, (name, shape) in enumerate(named.tensors):
-            dims: tuple[int, ...] = (fragment.numels[index],)
-            if named.identity:
-                dims = shape
-            elif fragment.merge_mode == ISO:
-                dims = fragment.shapes[index]
-            text = name.encode()
-            digest.update(b"".join((
-                len(text).to_bytes(4, "little"), text,
-                fragment.numels[index].to_bytes(8, "little"),
-                len(dims).to_bytes(4, "little"), *(dim.to_bytes(8, "little") for dim in dims),
-            )))
+        parts = [FRAGMENT_HEAD.pack(fragment.merge_mode, len(fragment.numels))]
+        dims: Iterable[tuple[int, ...]] | None = None  # of most fragments (elements,)
+        if named.identity:
+            dims = (shape for _, shape in named.tensors)
+        elif fragment.merge_mode == ISO:
+            dims = fragment.shapes
+        texts = [name.encode() for name, _ in named.tensors]
+        if dims is None:
+            for text, numel in zip(texts, fragment.numels, strict=True):
+                parts += NAME_SIZE.pack(len(text)), text, FLAT_TENSOR.pack(numel, 1, numel)
+        else:
+            for text, numel, shape in zip(texts, fragment.numels, dims, strict=True):
+                parts += (NAME_SIZE.pack(len(text)), text,
+                          Struct(f"<QI{len(shape)}Q").pack(numel, len(shape), *shape))
+        digest.update(b"".join(parts))
     return digest.digest()
 
 
