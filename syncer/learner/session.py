@@ -253,22 +253,20 @@ class Session:
                     f"WELCOME keeps fragment {fragment}, which this learner has not said to hold")
         newest = max((seen[0] for seen in self.accepted if seen is not None), default=0)
         if self._introduction.meet(message, newest, may_forget=self.phase is Phase.TRAINING):
-            self._forget()
+            self._forget(set(kept))
         connection.welcome = self.welcome = message
         for fragment in kept:
             self._unheard.discard(fragment)
             self._confirm(fragment)
         return True
 
-    def _forget(self) -> None:
-        """Every version: they are of a run that is lost."""
-        count = len(self.layout.fragments)
-        self.accepted = [None] * count
-        self._sources = [None] * count
-        self._applied = [None] * count
-        self.versions = (0,) * count
+    def _forget(self, kept: set[int]) -> None:
+        """Every version that is of a run that is lost: all but what the server keeps."""
+        for fragment in set(range(len(self.layout.fragments))) - kept:
+            self.accepted[fragment] = self._sources[fragment] = self._applied[fragment] = None
+        self.versions = (0,) * len(self.layout.fragments)
         self._answered = None
-        self.broadcasts.clear()
+        self.broadcasts = deque(b for b in self.broadcasts if b.fragment in kept)
 
     def _accept_broadcast(self, connection: Connection, message: Bcast, digest: bytes) -> bool:
         if self.connection not in (None, connection):

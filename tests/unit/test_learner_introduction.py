@@ -217,6 +217,19 @@ def test_a_lost_run_is_begun_anew_if_that_is_wanted():
     assert [p.step for p in each.due_pulls()] == [1]
 
 
+def test_what_the_server_keeps_is_not_forgotten_with_a_lost_run():
+    """It went on from its first file: of one fragment this learner has what it will not be sent."""
+    each = session(0, on_lost_run="reseed")
+    meet(each, epoch=3).feed(1, bcast(0, 4, 1.0) + bcast(1, 0, 1.0))
+    each.take_broadcasts()
+    connection = meet(each, instance=8, epoch=4, kept=(False, True))
+    assert each.unapplied() == [0]
+    connection.feed(0, bcast(0, 0, 2.0) + pull(1, 2))
+    each.take_broadcasts()
+    each.advance(5)
+    assert [p.step for p in each.due_pulls()] == [2]
+
+
 def test_a_run_that_is_lost_in_its_final_cut_is_not_begun_anew():
     each = session(on_lost_run="reseed")
     meet(each, step=4).feed(0, bcast(0, 4, 1.0) + manifest(4, 4, 3))
