@@ -30,6 +30,7 @@ class Exit(IntEnum):
                       "`--resume auto`, or a mark of an end that is none any more could not be "
                       "removed")
     NEVER_STARTED = 6, "`--start-learners` were not there before `--start-timeout-s`"
+    HUNG_UP = SIGNALLED + 1, "ended by SIGHUP: its terminal was closed (not with TLS, docs/tls.md)"
     INTERRUPTED = SIGNALLED + 2, "ended by SIGINT"
     TERMINATED = SIGNALLED + 15, "ended by SIGTERM"
 
@@ -42,7 +43,7 @@ class Exit(IntEnum):
         return member
 
 
-NO_FAILURES = (Exit.DONE, Exit.INTERRUPTED, Exit.TERMINATED)
+NO_FAILURES = (Exit.DONE, Exit.HUNG_UP, Exit.INTERRUPTED, Exit.TERMINATED)
 """What a run that went as people asked ends with."""
 
 

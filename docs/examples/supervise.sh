@@ -5,7 +5,7 @@
 #
 # In a few lines what systemd, a StatefulSet or srun --requeue do. It ends with the status of the
 # command: 0, its run is over; 2 and 4, somebody has to look; 126 and 127, there is no such command;
-# 130 and 143, it was asked to end.
+# 129, 130 and 143, it was asked to end.
 # SUPERVISE_PAUSE: seconds before the next start (5).
 
 asked=
@@ -20,7 +20,7 @@ while :; do
         exit 143
     fi
     case $status in
-        0|2|4|126|127|130|143) exit "$status" ;;
+        0|2|4|126|127|129|130|143) exit "$status" ;;
     esac
     echo "supervise: ended with status $status; started again in ${SUPERVISE_PAUSE:-5} s" >&2
     sleep "${SUPERVISE_PAUSE:-5}"

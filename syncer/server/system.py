@@ -234,10 +234,12 @@ def peak_rss_kib() -> int:
 
 
 class Signals:
-    """The process's SIGTERM and SIGINT while a server runs in the main thread, and its SIGHUP if
-    there is something to read `again`.
+    """The process's SIGTERM, SIGINT and SIGHUP while a server runs in the main thread.
 
     The first one calls `stop(signum)` and wakes the loop, a second one ends the process at once.
+    SIGHUP asks for `again` if there is something to read again. Without, a terminal was closed: it
+    stops the run, and never ends the process at once, as shell and kernel both may send it. Where
+    it is ignored (nohup) it stays so.
     """
 
     def __init__(self, loop: SelectorLoop, stop: Callable[[int], object],
@@ -255,10 +257,15 @@ class Signals:
                                                    warn_on_full_buffer=False)
             for signum in (signal.SIGTERM, signal.SIGINT):
                 self.previous[signum] = signal.signal(signum, self._caught)
-            if (again := self.again) is not None:
-                self.previous[signal.SIGHUP] = signal.signal(
-                    signal.SIGHUP, lambda signum, frame: again())
+            if self.again is not None or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                self.previous[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hung_up)
         return self
+
+    def _hung_up(self, signum: int, frame: FrameType | None) -> None:
+        if self.again is not None:
+            self.again()
+        elif not self.seen:
+            self._caught(signum, frame)
 
     def _caught(self, signum: int, frame: FrameType | None) -> None:
         self.seen += 1

@@ -159,7 +159,8 @@ def test_a_wait_may_be_as_long_as_its_flag_admits(tmp_path, option):
         server.log.wait("stopped by signal 15")
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130),
+                                               (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_run(tmp_path, signum, status):
     tape = tmp_path / "tape"
     with ServerProcess(tmp_path, "--event-tape", str(tape), steps=5) as server:
@@ -201,6 +202,30 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path):
         signals._caught(signal.SIGTERM, None)
         assert ended == [143]
         assert server.wait() == 130
+
+
+def test_a_terminal_that_is_closed_says_so_twice(tmp_path):
+    """The shell and the kernel: the second one must not end the process at once."""
+    ended = []
+    with ServerThread(tmp_path) as server:
+        signals = Signals(server.server.loop, server.server.stop, end=ended.append)
+        for _ in range(2):
+            signals._hung_up(signal.SIGHUP, None)
+        assert server.wait() == 129
+    assert not ended
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sighup_is_left_ignored(tmp_path, ignored):
+    """nohup, or a service whose terminal goes."""
+    given = signal.SIG_IGN if ignored else signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, given)
+    try:
+        with ServerThread(tmp_path) as server, Signals(server.server.loop, server.server.stop):
+            assert (signal.getsignal(signal.SIGHUP) == given) is ignored
+        assert signal.getsignal(signal.SIGHUP) == given
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_handlers_are_given_back(tmp_path):

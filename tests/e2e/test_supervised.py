@@ -174,7 +174,7 @@ def test_the_unit_is_started_again_only_where_that_can_help():
     assert set(map(int, service["RestartPreventExitStatus"].split())) == {
         Exit.UNUSABLE, Exit.NOT_RESUMABLE}
     assert set(map(int, service["SuccessExitStatus"].split())) == {
-        Exit.INTERRUPTED, Exit.TERMINATED}
+        Exit.HUNG_UP, Exit.INTERRUPTED, Exit.TERMINATED}
 
 
 @pytest.mark.parametrize("abstract", [False, True])

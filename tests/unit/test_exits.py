@@ -12,11 +12,12 @@ from syncer.exits import NO_FAILURES, Exit, after_signal, markdown_table
 def test_the_published_numbers():
     assert {status.name: int(status) for status in Exit} == {
         "DONE": 0, "FAILED": 1, "UNUSABLE": 2, "NOT_BINDABLE": 3, "NOT_RESUMABLE": 4,
-        "NOT_WRITTEN": 5, "NEVER_STARTED": 6, "INTERRUPTED": 130, "TERMINATED": 143}
+        "NOT_WRITTEN": 5, "NEVER_STARTED": 6, "HUNG_UP": 129, "INTERRUPTED": 130, "TERMINATED": 143}
 
 
 @pytest.mark.parametrize(("number", "status"), [
-    (signal.SIGINT, Exit.INTERRUPTED), (signal.SIGTERM, Exit.TERMINATED)])
+    (signal.SIGHUP, Exit.HUNG_UP), (signal.SIGINT, Exit.INTERRUPTED),
+    (signal.SIGTERM, Exit.TERMINATED)])
 def test_a_signal_gives_the_status_that_a_shell_gives_it(number, status):
     assert after_signal(number) == status
     assert status in NO_FAILURES

@@ -251,7 +251,7 @@ cdef class Ending(Committing):
 
     # rule 13.1
     cdef int stop(self, object event) except -1:
-        """The first SIGTERM or SIGINT; a second one is the driver's, which then just ends."""
+        """The first SIGTERM, SIGINT or SIGHUP; a second is the driver's, which then just ends."""
         cdef bint unsaved = (
             self.saves.on and (self.phase == Phase.RUNNING or self.phase == Phase.CUTOFF)
             or self.saves.wanted is FINAL)
