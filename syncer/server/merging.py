@@ -55,7 +55,7 @@ class FoldWork:
     """The fold of one round attempt, and the jobs that use it: one at a time, in order. Its memory
     is taken by the first of them, on a worker."""
 
-    __slots__ = ("attempt", "busy", "dropped", "error", "given", "jobs", "open", "opened")
+    __slots__ = ("attempt", "busy", "dropped", "given", "jobs", "lack", "open", "opened")
 
     def __init__(self, attempt: int, open_fold: Callable[[], Fold]):
         self.attempt = attempt
@@ -64,15 +64,16 @@ class FoldWork:
         self.jobs: deque[Job] = deque()
         self.busy = False
         self.dropped = False
-        self.error: MemoryError | None = None
-        """There was no memory for a push of it: what it holds is no round."""
+        self.lack = ""
+        """Why what it holds is no round: for a push of it there was no memory. Not the error, which
+        would keep that push alive."""
         self.given: dict[actions.Member, deque[actions.Contribution]] = {}
         """Pushes handed to the fold and not yet in its sums; an exact fold keeps early ones."""
 
     def fold(self) -> Fold:
         """For a worker. Raises MemoryError."""
-        if self.error is not None:
-            raise self.error
+        if self.lack:
+            raise MemoryError(self.lack)
         if self.opened is None:
             self.opened = self.open()
         return self.opened
@@ -157,7 +158,7 @@ class Merging:
     def _folded(self, step: int, work: FoldWork, members: list[actions.Member] | None,
                 error: BaseException | None) -> None:
         if isinstance(error, MemoryError):
-            work.error = error  # the merge of the round is told
+            work.lack = str(error) or "no memory for a push"  # the merge of the round is told
         elif error is not None:
             raise error  # no peer can cause it
         for member in members or ():
