@@ -73,6 +73,7 @@ ELSEWHERE = {
     "7.9": [f"{SHORTAGE}::test_a_merge_without_memory_is_computed_again",
             f"{SHORTAGE}::test_memory_that_never_comes_ends_the_run_with_its_last_cut",
             "sim/test_memory.py::test_memory_that_is_lacking_for_merges_is_waited_for"],
+    "9.6": ["unit/test_core_record.py::test_what_a_merge_left_out_has_no_share_in_the_ledger"],
     "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],
     "10.1": [f"{CHECKPOINTS}::test_a_step_that_cannot_be_written_is_never_seen"],
     "10.3": [f"{CHECKPOINTS}"

@@ -65,8 +65,6 @@ WEIGHTS = broken(
     "core/rounds/closing.pyx",
     ("6.14", "everybody's answers close a robust round, however few",
      "len(round.slots), round.mergeable(),", "len(round.slots), round.contributed(),"),
-    ("6.14", "a robust round has its quorum with too few",
-     "if policy.exact_fold or not round.mergeable():", "if policy.exact_fold:"),
 ) + broken(
     "core/rounds/round.pyx",
     ("6.14", "a learner counts twice, by its carried delta",

@@ -97,6 +97,14 @@ def test_counters_at_the_end_of_their_range():
     assert driver.scheduler.ledger == {0: [2, 2**32, largest]}, "a full counter stays full"
 
 
+def test_what_a_merge_left_out_has_no_share_in_the_ledger():
+    driver = started(learners=3, quorum=3, total_steps=3)
+    for learner in range(3):
+        driver.feed(1 * MS, driver.push(learner, 1, 1, -1.0, c_steps=2, c_tokens=50))
+    driver.feed(2 * MS, ev.MergeDone(1, 0, 0.0, dropped=(ev.Dropped(1, 7),)))
+    assert driver.scheduler.ledger == {0: [1, 2, 50], 2: [1, 2, 50]}
+
+
 def test_optional_keys_come_last_and_only_when_used():
     driver = started(learners=2, total_steps=6, max_base_lag=1, late_carry=True, grace_ms=0)
     driver.feed(1 * MS, driver.push(0, 1, 1, -1.0))
