@@ -87,6 +87,9 @@ MEANINGS = {
         "somebody else may have read a generation in a log: set a key (SYNCER_HMAC_KEY)",
     "connection without a complete first frame is closed":
         "a port scanner, or a learner behind a broken network",
+    "too many learners wait for an answer: who comes now is closed":
+        "they have said HELLO, and a run that ends does not answer it (rule 13.5); as many wait as "
+        "there are descriptors, and whoever is closed dials again",
     "too many connections without a HELLO: the oldest is closed":
         "somebody opens sockets and says nothing",
     "cannot accept connections for a moment":

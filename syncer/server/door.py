@@ -166,6 +166,11 @@ class Door:
                 self.farewells.shorten()
             else:
                 self._evict()
+        if self._others() >= self.capacity.rest:
+            self.log.warning("too many learners wait for an answer: who comes now is closed",
+                             peer=peer, limit=self.capacity.rest)
+            sock.close()
+            return
         self.welcomed += 1
         stream = sock if self.secured is None else self.secured.wrap(sock)
         stranger = Stranger(self, self.welcomed, stream, peer)

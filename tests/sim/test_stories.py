@@ -369,3 +369,12 @@ def test_a_crash_at_any_call_of_the_first_saves_leaves_one_cut(monkeypatch, kind
         steps += [step for _, step in fleet.begun]
     assert number > 20
     assert {-1, 0} <= set(steps)
+
+
+def test_learners_that_wait_for_an_answer_leave_descriptors_for_files():
+    """A run that ends answers no HELLO (rule 13.5): of few descriptors those of its files stay free,
+    which the listener of the simulator counts."""
+    fleet = Fleet(14004)
+    fleet.play()
+    fleet.check()
+    assert any(b"who comes now is closed" in line for line in fleet.lines.lines)
