@@ -372,8 +372,8 @@ def test_a_crash_at_any_call_of_the_first_saves_leaves_one_cut(monkeypatch, kind
 
 
 def test_learners_that_wait_for_an_answer_leave_descriptors_for_files():
-    """A run that ends answers no HELLO (rule 13.5): of few descriptors those of its files stay free,
-    which the listener of the simulator counts."""
+    """A run that ends answers no HELLO (rule 13.5): of few descriptors those of its files stay
+    free, which the listener of the simulator counts."""
     fleet = Fleet(14004)
     fleet.play()
     fleet.check()
