@@ -9,6 +9,7 @@ import argparse
 import datetime
 import importlib
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from syncer.exits import Exit
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 DAYS = 365
 DAYS_MAX = 3650
+CERTIFICATES_MAX = 10_000
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,32 +38,30 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     init.add_argument("--host", action="append", metavar="NAME",
                       help="name or address by which learners dial the server; may be repeated "
                            "(default: the name of this machine)")
-    init.add_argument("--learners", type=count, default=0, metavar="M",
+    init.add_argument("--learners", type=number_of("learners", 0, CERTIFICATES_MAX), default=0,
+                      metavar="M",
                       help="make learner-0.pem to learner-<M-1>.pem as well (default: none)")
     learner = actions.add_parser("learner", help="certificates of further learners or readers",
                                  allow_abbrev=False)
     learner.add_argument("directory", metavar="DIRECTORY")
     learner.add_argument("names", nargs="+", metavar="NAME", help="for example learner-7 or eval")
     for each in (init, learner):
-        each.add_argument("--days", type=days, default=DAYS, metavar="D",
+        each.add_argument("--days", type=number_of("days", 1, DAYS_MAX), default=DAYS, metavar="D",
                           help="how long they hold (default: %(default)s)")
     shown = actions.add_parser("show", help="what certificates say, and until when they hold",
                                allow_abbrev=False)
     shown.add_argument("files", nargs="+", metavar="FILE")
 
 
-def days(text: str) -> int:
-    """How long a certificate may hold."""
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= DAYS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days from 1 to {DAYS_MAX}")
-    return int(text)
+def number_of(what: str, least: int, most: int) -> Callable[[str], int]:
+    """An argparse type: so many of these."""
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no number of {what} from {least} to {most}")
+        return int(text)
 
-
-def count(text: str) -> int:
-    """A number of learners."""
-    if not text.isascii() or not text.isdigit() or int(text) > 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of learners from 0 to 10000")
-    return int(text)
+    return parse
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,9 +21,9 @@ NOT_A_HELLO = "invalid HELLO: "
 """What a server that knows no introductions says to one."""
 
 
-def client_text() -> str:
-    """Library, version and host, for people."""
-    text = f"syncer {__version__} on {platform.node() or 'an unnamed host'}"
+def client_text(part: str = "") -> str:
+    """Library and version, which part of it, and the host, for people."""
+    text = f"syncer {__version__}{part} on {platform.node() or 'an unnamed host'}"
     printable = "".join(character for character in text if character.isprintable())
     return printable.encode("utf-8", "replace")[:CLIENT_BYTES_MAX].decode("utf-8", "ignore")
 

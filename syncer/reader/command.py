@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -23,7 +22,8 @@ from syncer.checkpoint.progress import size
 from syncer.config.paths import trouble_of_file
 from syncer.errors import ConfigError
 from syncer.exits import Exit, after_signal
-from syncer.protocol import DTYPES, KEY_VARIABLES
+from syncer.learner.arguments import checked_key
+from syncer.protocol import DTYPES
 from syncer.ranges import RUN
 from syncer.reader.pull_screen import PullScreen, pull_screen
 from syncer.reader.pulling import BULK_DTYPES, PULL_TIMEOUT_S, LiveCut, Pulling
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         limit = 0 if args.follow else PULL_TIMEOUT_S
     screen = pull_screen(args.json)
     pulling = Pulling(args.address, dtype=args.dtype, follow=args.follow, run=args.run,
-                      key=island_key(), timeout_s=limit or None, tls=args.tls, say=screen.say,
+                      key=checked_key(None), timeout_s=limit or None, tls=args.tls, say=screen.say,
                       progress=screen.progress)
     target = Target(args, screen)
     with PathLock(args.output, "-o"):
@@ -124,15 +124,6 @@ def follow(pulling: Pulling, target: Target) -> int:
     if pulling.follow:
         target.screen.say(f"the run has ended; {target.state()}")
     return Exit.NOT_WRITTEN if failed else Exit.DONE
-
-
-def island_key() -> bytes | None:
-    """Of the environment, as learners take it."""
-    text = next((value for name in KEY_VARIABLES if (value := os.environ.get(name))), "")
-    try:
-        return text.encode() or None
-    except UnicodeEncodeError:
-        raise ConfigError(f"the key in {' or '.join(KEY_VARIABLES)} is no UTF-8") from None
 
 
 @contextmanager

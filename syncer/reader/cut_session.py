@@ -6,13 +6,12 @@ a fragment was before is let go as soon as a newer version of it is complete.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from syncer import __version__
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, FragmentLayout, Layout
+from syncer.learner.introduction import client_text
 from syncer.protocol import DTYPE_F32, HASH_BYTES, Msg, tensor_bytes
 from syncer.steps import version_at
 from syncer.wire import messages
@@ -75,12 +74,11 @@ class ReaderSession:
 
     def hello(self, generation: int, key: bytes | None) -> bytes:
         """What its socket says first; nothing else is ever sent."""
-        client = f"syncer {__version__} pull on {socket.gethostname()}"[:200]
         claim = None if self.run is None else RunClaim(NO_CONTRACT, self.run)
         role = Role.FOLLOWER if self.follows else Role.READER
         return encode_hello(
             Hello(NOBODY, generation, self.dtype, NOTHING, NO_CONTRACT, NO_CONTRACT,
-                  extension=Extension(client, role=role, run=claim)), key)
+                  extension=Extension(client_text(" pull"), role=role, run=claim)), key)
 
     def buffer(self) -> memoryview:
         """Where the next bytes go; its length is how many are wanted at most."""

@@ -7,7 +7,6 @@ so that a server that comes back does not meet all at once. Whoever has the fina
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 
 from syncer.errors import ConfigError, RemoteProtocolError, SyncerError
 from syncer.kernels import decode_bf16, encode_bf16
-from syncer.learner.dialing import Dialer, backoff_s, jitter
+from syncer.learner.dialing import Dialer, backoff_s, fresh_generation, jitter
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPES, RunState
 from syncer.reader.cut_session import (
     ReaderSession,
@@ -152,7 +151,7 @@ class Pulling:
     def _connected(self, sock: Stream) -> Iterator[LiveCut]:
         """Its cuts, until the server says that there will be none. Raises Lost."""
         session = ReaderSession(self.dtype, follows=self.follow, run=self.run)
-        sock.sendall(session.hello(secrets.randbits(64) | 1, self.key))
+        sock.sendall(session.hello(fresh_generation(None), self.key))
         self.waits_for = "waiting for a word of the server"
         came = 0
         while True:
@@ -270,7 +269,6 @@ class Pulling:
         self.waits_for = f"waiting for a connection ({reason})"
         self.say(f"{self.address}: {reason}; dialing again in {wait_s:.1f} s{self._away()}")
         self.pause(self._patience(max(wait_s, 0.05)))
-
 
     def _away(self) -> str:
         """For whoever reads that it is dialing still: nobody tells it that a run is over."""
