@@ -6,7 +6,6 @@ Must not know the command line. Streams: memory is a few pieces, whatever the si
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Iterable
 
@@ -14,7 +13,7 @@ from syncer.checkpoint.atomic import AtomicFile
 from syncer.checkpoint.facts import NamedDims, TensorPlace
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF
-from syncer.checkpoint.model_file import model_head
+from syncer.checkpoint.model_file import check_filled, model_head
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.safetensors import F32_BYTES
 from syncer.errors import CheckpointMismatch
@@ -47,14 +46,7 @@ def convert(source: Checkpoint, path: str | os.PathLike[str], form: str, *,
             if isinstance(part, bytes):
                 file.append(part)
                 continue
-            stream = Sha256()
-            for values in source.pieces(part):
-                stream.update(values)
-                file.append(values)
-                if progress is not None:
-                    progress(file.size, facts.state_bytes)
-            digests[part.name] = stream.hexdigest()
-            source.check_digest(part, digests[part.name])
+            digests[part.name] = _copied(source, part, file, progress, facts.state_bytes)
         file.flush()
         if draft.fill is not None:
             file.rewrite(draft.fill(digests), 0)
@@ -73,10 +65,7 @@ def export(source: Checkpoint, path: str | os.PathLike[str],
     chosen = list(fragments)
     numels = source.facts.numels
     for index, named in chosen:
-        found = sum(math.prod(dims) for _, dims in named)
-        if found != numels[index]:
-            raise CheckpointMismatch(f"fragment {index} has {numels[index]} elements, the layout "
-                                     f"names {found}")
+        check_filled(index, numels[index], named)
     head = model_head([named for _, named in chosen], DTYPE_F32,
                       {"global_step": str(source.facts.step)})
     total = F32_BYTES * sum(numels[index] for index, _ in chosen)
@@ -84,12 +73,21 @@ def export(source: Checkpoint, path: str | os.PathLike[str],
         file.append(head)
         for index, _ in chosen:
             tensor = TensorPlace(index, "params", numels[index])
-            stream = Sha256()
-            for values in source.pieces(tensor):
-                stream.update(values)
-                file.append(values)
-                if progress is not None:
-                    progress(file.size - len(head), total)
-            source.check_digest(tensor, stream.hexdigest())
+            _copied(source, tensor, file, progress, total, head=len(head))
         file.commit()
         return file.size
+
+
+def _copied(source: Checkpoint, tensor: TensorPlace, file: AtomicFile, progress: Progress | None,
+            total: int, *, head: int = 0) -> str:
+    """A tensor of the source goes into the file, verified on its way; its digest. head: bytes of
+    the file that are no progress."""
+    stream = Sha256()
+    for values in source.pieces(tensor):
+        stream.update(values)
+        file.append(values)
+        if progress is not None:
+            progress(file.size - head, total)
+    digest = stream.hexdigest()
+    source.check_digest(tensor, digest)
+    return digest

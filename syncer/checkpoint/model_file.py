@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from syncer.checkpoint.atomic import AtomicFile
 from syncer.checkpoint.facts import NamedDims, TensorPlace
 from syncer.checkpoint.files import FILES, Files
-from syncer.errors import CheckpointError
+from syncer.errors import CheckpointMismatch
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, tensor_bytes
 
 if TYPE_CHECKING:
@@ -33,10 +33,16 @@ def names_or_places(numels: Sequence[int], names: Sequence[NamedDims] | None) ->
         return [((TensorPlace(p, "params", numel).name, (numel,)),)
                 for p, numel in enumerate(numels)]
     for fragment, (numel, named) in enumerate(zip(numels, names, strict=True)):
-        found = sum(math.prod(dims) for _, dims in named)
-        if found != numel:
-            raise CheckpointError(f"fragment {fragment} has {numel} elements, its names {found}")
+        check_filled(fragment, numel, named)
     return list(names)
+
+
+def check_filled(fragment: int, numel: int, named: NamedDims) -> None:
+    """Raises `CheckpointMismatch` unless these tensors are all of a fragment."""
+    found = sum(math.prod(dims) for _, dims in named)
+    if found != numel:
+        raise CheckpointMismatch(f"fragment {fragment} has {numel} elements, the layout names "
+                                 f"{found}")
 
 
 def model_head(tensors: Sequence[NamedDims], dtype: int, metadata: Mapping[str, str]) -> bytes:
