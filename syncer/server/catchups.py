@@ -245,13 +245,9 @@ class CatchUps:
         for other in list(self.line.values()):  # of a connection that has a successor
             if other.group.learner == group.learner and not other.begun:
                 self.leave(other.group)
-        now_ns = self.loop.now_ns()
-        if not self.line:
-            self.headroom.judged_ns = now_ns
-        turn = Turn(group, now_ns)
+        turn = self._turn(group)
         members = {each: other for each, other in self.line.items() if not other.reads}
         self.line = members | {group: turn} | self.line
-        group.grant(0)
         self._serve()
         if not (turn.begun or group.ended):
             ahead = [other.learner for other in members if other in self.line]
@@ -264,13 +260,18 @@ class CatchUps:
         if group in self.line:
             queue()
         else:
-            group.grant(0)
+            turn = self._turn(group, reads=True)
             queue()
-            now_ns = self.loop.now_ns()
-            if not self.line:
-                self.headroom.judged_ns = now_ns
-            self.line[group] = Turn(group, now_ns, reads=True)
+            self.line[group] = turn
         self._serve()
+
+    def _turn(self, group: Group, reads: bool = False) -> Turn:
+        """A place for somebody who is not in the line: nothing goes to him before it is his."""
+        group.grant(0)
+        now_ns = self.loop.now_ns()
+        if not self.line:
+            self.headroom.judged_ns = now_ns
+        return Turn(group, now_ns, reads)
 
     def waits(self, group: Group) -> bool:
         """Whether it is sent nothing before its turn."""

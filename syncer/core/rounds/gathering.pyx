@@ -197,11 +197,6 @@ cdef class Gathering(Ground):
     cdef int settle_all(self) except -1:
         """Those that have changed or whose time has come; the others would wait as before."""
         cdef Round round
-        for round in self.gathering:
-            if self.now_ns >= round.verdict_ns:
-                break
-        else:
-            return 0
         for round in [round for round in self.gathering if self.now_ns >= round.verdict_ns]:
             self.settle(round)
         return 0
