@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import socket
 import struct
 
 import pytest
 
-from syncer.checkpoint import command, lock
+from syncer.checkpoint import command
 from syncer.checkpoint.atomic import ACCESS_LIST, WriteError
 from syncer.checkpoint.files import Files, Patient
 from syncer.checkpoint.lock import PathLock
@@ -23,6 +22,7 @@ from syncer.errors import ConfigError
 from syncer.server.log import Log
 from syncer.server.persistence import Persistence
 from tests.checkpoint.cuts import Faulty, make_cut, names_in
+from tests.checkpoint.locking import flock_fails
 
 READERS = b"\2\0\0\0" + b"".join(
     struct.pack("<HHI", tag, perm, owner) for tag, perm, owner in (
@@ -85,20 +85,6 @@ def test_a_directory_without_fsync_is_said_once(tmp_path, number):
 
 
 # ----------------------------------------------------------------------------------- locks
-def flock_fails(monkeypatch, number, times=99):
-    left = [times]
-    real = fcntl.flock
-
-    def flock(descriptor, operation):
-        left[0] -= 1
-        if left[0] >= 0:
-            raise OSError(number, os.strerror(number))
-        real(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(lock, "RETRY_PAUSE_S", 0.0)
-
-
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_locks_is_refused_with_the_way_out(tmp_path, monkeypatch, number):
     flock_fails(monkeypatch, number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 from syncer.checkpoint.lock import PathLock
 from syncer.errors import ConfigError
 from tests.checkpoint.cuts import names_in
+from tests.checkpoint.locking import flock_fails
 from tests.descriptors import open_descriptors
 
 PATIENCE_S = 60.0
@@ -108,17 +108,8 @@ def test_a_name_that_is_too_long_for_a_lock(tmp_path):
     (errno.EIO, 1, None)])
 def test_a_file_system_that_does_not_lock(tmp_path, monkeypatch, number, times, advice):
     """A moment's trouble passes; what stays is said, and no descriptor is left."""
-    left, begun = [times], open_descriptors()
-    flock = fcntl.flock
-
-    def refusing(descriptor, operation):
-        left[0] -= 1
-        if left[0] >= 0:
-            raise OSError(number, os.strerror(number))
-        flock(descriptor, operation)
-
-    monkeypatch.setattr("syncer.checkpoint.lock.fcntl.flock", refusing)
-    monkeypatch.setattr("syncer.checkpoint.lock.RETRY_PAUSE_S", 0)
+    begun = open_descriptors()
+    flock_fails(monkeypatch, number, times)
     if advice is None:
         PathLock(tmp_path / "c").close()
     else:

@@ -18,6 +18,13 @@ from tests.sim.told import lines_of
 from tests.toy_driver import toy_config
 
 
+def check_one_was_ended(fleet: Fleet) -> None:
+    """One connection, and nothing else."""
+    said = b"".join(fleet.lines.lines)
+    assert said.count(b"the system failed a connection") == 1
+    assert b"internal error" not in said
+
+
 @pytest.mark.parametrize(("module", "name"), [
     (door, "FrameReader"), (door, "read_hello"), (service, "RunSession"), (run_session, "Group")])
 def test_memory_that_is_lacking_for_one_connection_ends_that_one(monkeypatch, module, name):
@@ -36,9 +43,7 @@ def test_memory_that_is_lacking_for_one_connection_ends_that_one(monkeypatch, mo
     fleet.play()
     fleet.check()
     assert failed
-    said = b"".join(fleet.lines.lines)
-    assert said.count(b"the system failed a connection") == 1
-    assert b"internal error" not in said
+    check_one_was_ended(fleet)
 
 
 @pytest.mark.parametrize("pipeline", [1, 3])
@@ -149,9 +154,7 @@ def test_memory_that_is_lacking_for_a_catch_up_ends_its_connection(monkeypatch):
     fleet.play()
     fleet.check()
     assert failed
-    said = b"".join(fleet.lines.lines)
-    assert said.count(b"the system failed a connection") == 1
-    assert b"internal error" not in said
+    check_one_was_ended(fleet)
 
 
 def test_a_worker_without_memory_for_a_hello_ends_that_connection():
@@ -163,6 +166,4 @@ def test_a_worker_without_memory_for_a_hello_ends_that_connection():
         fleet.world.wait(lambda: fleet.server.system.the_workers.failed)
     fleet.play()
     fleet.check()
-    said = b"".join(fleet.lines.lines)
-    assert said.count(b"the system failed a connection") == 1
-    assert b"internal error" not in said
+    check_one_was_ended(fleet)

@@ -14,9 +14,8 @@ from syncer.server.telling import NOTICE_PAUSE_NS, PacedNotices
 from syncer.wire.extended import LearnerReport, NoticeText, encode_notice
 from syncer.wire.extension import Extension, Held
 from syncer.wire.hello import Hello
-from tests.sim.clock import MS, World
-from tests.sim.network import Network
-from tests.sim.system import SimLoop
+from tests.sim.clock import MS
+from tests.sim.lone import lone_loop, pass_time
 
 
 class Peer:
@@ -35,13 +34,7 @@ class Peer:
 
 @pytest.fixture
 def loop():
-    world = World(1)
-    return SimLoop(world, Network(world, 1, 1, False))
-
-
-def pass_time(loop: SimLoop, ns: int) -> None:
-    loop.world.now_ns += ns
-    loop.turn([])
+    return lone_loop()
 
 
 def notice(text: str) -> bytes:

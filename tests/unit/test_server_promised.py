@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from syncer.server.promised import INCOMPLETE_NS, LOOK_NS, STREAMS_WAIT_NS, Promised
-from tests.sim.clock import World
-from tests.sim.network import Network
+from tests.sim.lone import lone_loop, pass_time
 from tests.sim.system import SimLoop
 
 
@@ -40,13 +39,7 @@ class Told:
 
 @pytest.fixture
 def loop():
-    world = World(1)
-    return SimLoop(world, Network(world, 1, 1, False))
-
-
-def pass_time(loop: SimLoop, ns: int) -> None:
-    loop.world.now_ns += ns
-    loop.turn([])
+    return lone_loop()
 
 
 def test_those_that_are_missing_are_named_once(loop):
