@@ -4,7 +4,9 @@ It must not decide when to save (core.scheduler does) and not know how (store do
 
 rule 1.10. What a process has served must be known to the next one, also when it dies before its
     first save: its epoch, and by how much it has raised steps. So this stands in the `.epoch` file
-    before a learner is answered. Where the checkpoint cannot tell the sum, it is written first.
+    before a learner is answered. Where the checkpoint cannot tell the sum, it is written first,
+    and what stands beside it says before that of which step it will hold all: a start that comes no
+    further has told nobody, and the next one must not add, and lose, as many steps again.
 rule 1.11. A process that ends in order and whose file has its last step has told nobody more than
     that: the next one may go on with the same numbers, and what learners hold is what it has.
 """
@@ -173,16 +175,18 @@ class Persistence:
         """Nobody has heard of this process yet: what it will say must not be said by the next one
         again, whatever becomes of it. Raises `WriteError`."""
         facts, config = resumption.facts, self.config
+        patient = Patient(self.files, config.checkpoint_retries, told=self._tried_again)
         if resumption.unfit:
             self.log.warning("learners of before may stand still: the format has no place for the "
                              "steps that would be added", steps=resumption.unfit,
                              added=resumption.raised, total_steps=config.total_steps)
+        if resumption.behind is not None:
+            self._put_beside(resumption.behind._replace(clean=facts.step), patient)
         if resumption.written_first:
             cut = Cut(replace(facts, profile_hash=config.saved_profile_hash,
                               optimizer=self.optimizer), list(self.loaded))
             saver.write_now(cut)
-        self._write_epoch(facts.contract, Patient(self.files, config.checkpoint_retries,
-                                                  told=self._tried_again))
+        self._write_epoch(facts.contract, patient)
         if resumption.raised:
             self.log.warning("the file may be behind what was broadcast: steps were raised",
                              by=resumption.raised, step=facts.step, last_step=self.total_steps,
@@ -190,12 +194,15 @@ class Persistence:
 
     def _write_epoch(self, contract: bytes, files: Files) -> None:
         """The `.epoch` file is that of this process. Raises `WriteError`."""
-        saver = self.saver
-        assert saver is not None  # whose file it belongs to
         beside = EpochFile(contract, self.lineage.epoch, self.lineage.instance,
                            self.lineage.renumbered, every_of(self.config))
-        written_anew(lambda patient: write_epoch(saver.path, beside, patient), files)
+        self._put_beside(beside, files)
         self.beside = beside
+
+    def _put_beside(self, beside: EpochFile, files: Files) -> None:
+        saver = self.saver
+        assert saver is not None  # whose file it belongs to
+        written_anew(lambda patient: write_epoch(saver.path, beside, patient), files)
 
     # rule 1.11
     def _settle(self, step: int) -> None:

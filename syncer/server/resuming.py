@@ -121,7 +121,9 @@ class Resumption(NamedTuple):
     file_step: int
     """Of the file itself."""
     written_first: bool = False
-    """Whether a file of the raised steps must stand before anybody hears of them."""
+    """Whether a file of the raised steps must stand before anybody hears of them, and"""
+    behind: EpochFile | None = None
+    """what stands beside the file that they were raised for, as it may be behind."""
     unfit: int = 0
     """Added to the steps this would have been safe; the run has not so many left, and what was
     added is enough unless saves have failed."""
@@ -179,7 +181,9 @@ def _resumption(facts: Facts, beside: EpochFile | None, config: Config, origin: 
     step, count = facts.step + by, len(facts.versions)
     raised = replace(facts, step=step, lineage=lineage,
                      versions=tuple(version_at(step, p, count) for p in range(count)))
-    return Resumption(raised, [], facts.step, by > 0 and not lasting, unfit)
+    written_first = by > 0 and not lasting
+    return Resumption(raised, [], facts.step, written_first,
+                      beside if written_first and config.renumber is None else None, unfit)
 
 
 def every_of(config: Config) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from syncer.checkpoint.epoch_file import EpochFile, epoch_path, parsed, read_epoch, write_epoch
 from syncer.checkpoint.facts import Cut, Facts
 from syncer.checkpoint.fields import Malformed
+from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lineage import UNTOLD, Lineage, Origin
 from syncer.checkpoint.lock import PathLock
 from syncer.checkpoint.reader import Checkpoint
@@ -202,12 +204,12 @@ class Said(list):
         self.append(line)
 
 
-def persistence(path, *, resume=True, every=8, **more):
+def persistence(path, *, resume=True, every=8, files=FILES, **more):
     """(a Persistence, the lines of its log)."""
     config = Config(**{"total_steps": T, **more}, learners=1, checkpoint_path=str(path),
                     checkpoint_every=every, resume=resume)
     said = Said()
-    return Persistence(config, Log("debug", "json", said),
+    return Persistence(config, Log("debug", "json", said), files,
                        origin=lambda: Origin(0x77, 1000)), said
 
 
@@ -327,6 +329,41 @@ def test_a_format_without_a_place_for_the_sum_is_written_first(tmp_path):
         checkpoint.load()
     assert (store.resumed.step, store.resumed.unsaved, store.total_steps) == (49, False, T)
     store.close()
+
+
+class Failing(Files):
+    """Gives so many files their names, and none after that."""
+
+    def __init__(self, left: int):
+        self.left = left
+
+    def rename(self, path, name):
+        if not self.left:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        self.left -= 1
+        super().rename(path, name)
+
+
+def test_a_start_that_comes_no_further_adds_no_steps(tmp_path):
+    """A supervisor that starts it again and again would bring the run to its end without a merge."""
+    path = tmp_path / "c"
+    left_by(path, 40, BESIDE, form="yeto-v3")
+
+    def start(files=FILES):
+        store, _ = persistence(path, files=files, checkpoint_format="yeto-v3", total_steps=10**6)
+        try:
+            store.begin()
+            return store.resumed.step
+        finally:
+            store.close()
+
+    for names, step in ((0, 40), (1, 40), (2, 8044), (0, 8044)):
+        with pytest.raises(CheckpointError):
+            start(Failing(names))
+        with Checkpoint(path) as checkpoint:
+            assert checkpoint.facts.step == step
+    assert start() == 8044
+    assert start() == 8044 + 8004, "the one before may have answered learners"
 
 
 @pytest.mark.parametrize(("room", "added"), [(21, 21), (20, 0)])

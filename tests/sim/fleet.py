@@ -207,6 +207,7 @@ class Fleet:
             if not self.disk.fault_chance:
                 raise
             self.marks.add("not resumed")
+            renumbered.left_in_vain(self, config, state)
             self.replace_server()
             return
         if state is not None:

@@ -63,6 +63,8 @@ class History:
         """So many steps were added to those that were taken."""
         self.short: dict[int, int] = {}
         """The step where as many were added that the format has no place for: none takes them."""
+        self.raised_in_vain: int | None = None
+        """The step of a file that was renumbered by a start that came no further."""
         self.shown_step = -1
         """Newest version that may have left a server."""
 

@@ -21,6 +21,17 @@ def asked_for(fleet: Fleet, config: Config, behind: int) -> Config:
     return replace(config, renumber=max(0, behind + len(fleet.layout.fragments)))
 
 
+def left_in_vain(fleet: Fleet, config: Config, state: dict[str, Any] | None) -> None:
+    """A server that was to begin from this file came no further than to raise its steps."""
+    found = None if state is None else fleet.disk.load(config)
+    if state is not None and found is not None and found["step"] > state["step"]:
+        fleet.marks.add("renumbered in vain")
+        fleet.history.raise_steps(state["step"], found["step"] - state["step"], state["cut"],
+                                  config.checkpoint_format == "safetensors")
+        if config.renumber is None:
+            fleet.history.raised_in_vain = found["step"]
+
+
 def begun_from(fleet: Fleet, state: dict[str, Any], shown_step: int) -> int:
     """A server goes on from this file; returns the step that it begins at.
 
@@ -35,6 +46,9 @@ def begun_from(fleet: Fleet, state: dict[str, Any], shown_step: int) -> int:
     by, lasting = server.raised, config.checkpoint_format == "safetensors"
     may_fall_back = not lasting or (
         fleet.disk.gone_back and config.renumber is None and config.checkpoint_every == 1)
+    assert by == 0 or step != fleet.history.raised_in_vain or config.renumber is not None, (
+        f"1.10: {step} was raised by a start that came no further, and is raised again by {by}")
+    fleet.history.raised_in_vain = None
     oldest = step + by - len(fleet.layout.fragments) + 1
     assert may_fall_back or step + by >= shown_step, (
         f"1.8: {shown_step} was shown, and the run goes on at {step} + {by}")

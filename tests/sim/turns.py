@@ -59,6 +59,8 @@ class LineCheck:
         self.most = max(self.most, turns.headroom.bytes, turns.at_once * catchups.LEAST_SHARE_BYTES)
         on_the_way = 0
         for group, turn in turns.line.items():
+            if group.ended:                       # what it had begun goes out with the refusal
+                continue
             if not turn.begun:
                 assert not group.outbox.held_versions, f"{group.learner} waits, but is sent to"
             elif group.throttled and group in self.others:
