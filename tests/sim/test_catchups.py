@@ -21,16 +21,19 @@ NUMEL, FRAGMENTS = 12_000, 12
 LAYOUT = Layout(tuple(FragmentLayout(AVG, (NUMEL,)) for _ in range(FRAGMENTS)))
 UPLINK_NS_PER_BYTE = 20.0
 """400 Mbit/s."""
+FEW_STEPS_MS = 100
 
 
 class Joining:
-    """Three learners train; `join` lets others dial. Nothing else happens."""
+    """Three learners train, one step in `step_ms`; others are there to dial. Nothing else happens.
 
-    def __init__(self, joiners: int, uplink_ns_per_byte: float = UPLINK_NS_PER_BYTE, **settings):
+    A test of seconds has few steps in them: what was merged is kept to the end."""
+
+    def __init__(self, joiners: int, step_ms: float = 2, **settings):
         config = toy_config(learners=TRAINING + joiners, total_steps=10**6, quorum=TRAINING,
                             grace_ms=0, start_learners=TRAINING, write_timeout_s=180, **settings)
         self.fleet = fleet = Fleet(11, config=config, faults=[], settings={
-            "step_ms": (2, 2.01), "gates": [1], "streams": 0, "work_ms": 0.5, "ns_per_byte": 1.0,
+            "step_ms": (step_ms, 1.005 * step_ms), "gates": [1], "streams": 0, "work_ms": 0.5, "ns_per_byte": 1.0,
             "capacity": 1 << 20, "spurious": False, "duplicate": 0, "resend": 0, "impatience": 0,
             "misconfigured": 0, "introduced": 0, "turn_ns": 20_000, "chunk_bytes": 4 << 20,
             "inline_elements": 131_072, "catchup_bytes": 1 << 17})
@@ -39,7 +42,7 @@ class Joining:
         for learner in self.late:
             learner.process += 1                  # it has not been started yet
         fleet.network.delay_ns = lambda: 0.1 * MS
-        fleet.network.uplink.ns_per_byte = uplink_ns_per_byte
+        fleet.network.uplink.ns_per_byte = UPLINK_NS_PER_BYTE
 
     @property
     def scheduler(self):
@@ -160,7 +163,7 @@ def test_who_waits_long_for_a_turn_is_told_again(monkeypatch):
 
 def test_a_dead_link_in_front_gives_its_turn_away():
     """Its packets are lost, and nobody says so for a minute."""
-    joining = Joining(2, max_concurrent_catchups=1)
+    joining = Joining(2, FEW_STEPS_MS, max_concurrent_catchups=1)
     dead, alive = joining.late
     with scaled(joining.fleet.settings):
         started(joining)
@@ -180,7 +183,7 @@ def test_a_dead_link_in_front_gives_its_turn_away():
 
 def test_dead_links_in_line_have_whole_turns():
     """Who did not move behind others may move in front: each turn lasts until that is known."""
-    joining = Joining(3, max_concurrent_catchups=1)
+    joining = Joining(3, FEW_STEPS_MS, max_concurrent_catchups=1)
     *dead, alive = joining.late
     with scaled(joining.fleet.settings):
         started(joining)
@@ -201,7 +204,7 @@ def test_dead_links_in_line_have_whole_turns():
 
 def test_a_newest_connection_that_takes_nothing_gives_way():
     """Somebody says that he is a learner which is there, and never reads: about 10 s."""
-    joining = Joining(0)
+    joining = Joining(0, FEW_STEPS_MS)
     with scaled(joining.fleet.settings):
         started(joining)
         joining.fleet.network.capacity = 1 << 16
@@ -230,8 +233,10 @@ def test_a_waiting_member_is_sent_nothing_and_then_the_versions_of_that_moment()
         asked = joining.scheduler.global_step
         group = joining.server.server.session.find(
             *joining.scheduler.members.current[second.learner].key)
+        world.wait(lambda: joining.scheduler.global_step > asked + 1)
+        assert joining.server.server.session.outgoing.catchups.waits(group)
+        assert not group.outbox.held_versions, "it waits, and a broadcast is queued for it"
         world.wait(lambda: joining.in_rounds(first.learner))
-        assert joining.scheduler.global_step > asked
         world.wait(lambda: group.outbox.held_versions)
         assert max(version for _, version in group.outbox.held_versions) > asked
 
@@ -265,7 +270,7 @@ def reading(joining: Joining, count: int) -> list[SimReader]:
 
 def test_readers_wait_for_whoever_joins():
     """The link of the learner carries as much as theirs; it is in long before they have a cut."""
-    joining = Joining(1, max_concurrent_catchups=1)
+    joining = Joining(1, FEW_STEPS_MS, max_concurrent_catchups=1)
     (late,) = joining.late
     with scaled(joining.fleet.settings):
         started(joining)
