@@ -32,7 +32,9 @@ class WaitsCheck:
         self.last: tuple[Hashable, int, set[int]] = None, 0, set()
         """The newest line: its wait, when it was written, whose answers were missing."""
         self.late_ns: int | None = None
-        """Since when it should have been said, by an estimate that has shrunk."""
+        """Since when it should have been said, or is due earlier, by an estimate that has shrunk."""
+        self.latest = 0
+        """When it had to be said, as things were after the last event."""
         self.launched: dict[int, int] = {}
         """Of each open round, when its first attempt began."""
 
@@ -42,7 +44,7 @@ class WaitsCheck:
         self.launched = {step: self.launched.get(step, now_ns) for step in scheduler.rounds}
         wait = self.found()
         if wait != self.wait:
-            self.wait, self.since_ns, self.late_ns = wait, now_ns, None
+            self.wait, self.since_ns, self.late_ns, self.latest = wait, now_ns, None, 0
         lines = [action for action in actions if type(action) is act.Log and action.text == LOG]
         notices = [action for action in actions if type(action) is act.Notice]
         for notice in notices:
@@ -62,7 +64,7 @@ class WaitsCheck:
         assert now_ns >= self.since() + SAID_AFTER, f"16.2: {self.wait} is said too early"
         before, said_ns, of_whom = self.last
         assert before != key or now_ns >= said_ns + SAID_AGAIN or not of_whom.issuperset(who) or (
-            said_ns < self.since_ns and key != "answers"), f"16.2: {self.wait} is said too often"
+            said_ns <= self.since_ns and key != "answers"), f"16.2: {self.wait} is said too often"
         self.last = key, now_ns, set(who)
         self.said[key] = now_ns
         current = tuple(member.key for member in scheduler.members.current if member is not None)
@@ -82,15 +84,20 @@ class WaitsCheck:
         """When the wait must have been said at the latest. An estimate of a learner's steps may
         have shrunk, or gone with it: that is looked at every 5 s."""
         key, now_ns = self.group(self.wait), self.scheduler.now_ns
-        latest_ns = self.latest_ns(key)
-        if key != "answers" or now_ns < latest_ns or now_ns < self.since() + SAID_AFTER:
+        before_ns, self.latest = self.latest, self.latest_ns(key)
+        is_late = self.latest <= now_ns >= self.since() + SAID_AFTER
+        if key != "answers":
             self.late_ns = None
-            return latest_ns
-        self.late_ns = now_ns if self.late_ns is None else self.late_ns
-        return self.late_ns + SAID_AFTER
+        elif is_late or self.latest < before_ns:
+            self.late_ns = now_ns if self.late_ns is None else self.late_ns
+        elif self.latest > before_ns or self.late_ns and now_ns >= self.late_ns + SAID_AFTER:
+            self.late_ns = None
+        if self.late_ns is None:
+            return self.latest
+        return max(self.latest, self.late_ns + SAID_AFTER)
 
     def latest_ns(self, key: Hashable) -> int:
-        if key in self.said and (key == "answers" or self.said[key] >= self.since_ns):
+        if key in self.said and (key == "answers" or self.said[key] > self.since_ns):
             return max(self.said[key] + SAID_AGAIN, self.since() + self.patience_ns())
         return self.since() + self.patience_ns()
 

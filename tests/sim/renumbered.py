@@ -53,6 +53,8 @@ def begun_from(fleet: Fleet, state: dict[str, Any], shown_step: int) -> int:
     assert may_fall_back or step + by >= shown_step, (
         f"1.8: {shown_step} was shown, and the run goes on at {step} + {by}")
     assert may_fall_back or by == 0 or oldest > shown_step, f"1.8: {oldest} was shown already"
+    if by and oldest <= shown_step:
+        fleet.other_history = True                # more saves have failed than was room for
     if by:
         fleet.marks.add("renumbered")
         fleet.history.raise_steps(step, by, state["cut"], lasting)
