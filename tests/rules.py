@@ -60,7 +60,9 @@ ELSEWHERE = {
              f"{TURNS}::test_a_waiting_member_is_sent_nothing_and_then_the_versions_of_that_moment",
              f"{TURNS}::test_the_end_of_the_run_waits_for_no_turn"],
     "15.2": [f"{TURNS}::test_32_joiners_do_not_choke_those_who_train",
-             f"{TURNS}::test_many_slow_links_are_served_side_by_side"],
+             f"{TURNS}::test_many_slow_links_are_served_side_by_side",
+             "unit/test_server_catchups.py"
+             "::test_it_halves_while_broadcasts_are_slower_and_never_ends"],
     "15.3": [f"{TURNS}::test_a_dead_link_in_front_gives_its_turn_away"],
     "15.7": [f"{TURNS}::test_who_waits_long_for_a_turn_is_told_again",
              f"{READERS}::test_a_reader_hears_that_it_waits_for_its_turn_and_behind_whom"],
