@@ -90,7 +90,7 @@ class WaitsCheck:
             self.late_ns = None
         elif is_late or self.latest < before_ns:
             self.late_ns = now_ns if self.late_ns is None else self.late_ns
-        elif self.latest > before_ns or self.late_ns and now_ns >= self.late_ns + SAID_AFTER:
+        elif self.latest > before_ns or (self.late_ns and now_ns >= self.late_ns + SAID_AFTER):
             self.late_ns = None
         if self.late_ns is None:
             return self.latest
