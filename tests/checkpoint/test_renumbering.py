@@ -345,7 +345,7 @@ class Failing(Files):
 
 
 def test_a_start_that_comes_no_further_adds_no_steps(tmp_path):
-    """A supervisor that starts it again and again would bring the run to its end without a merge."""
+    """A supervisor that starts it again and again would end the run without a merge."""
     path = tmp_path / "c"
     left_by(path, 40, BESIDE, form="yeto-v3")
 
