@@ -32,7 +32,7 @@ class WaitsCheck:
         self.last: tuple[Hashable, int, set[int]] = None, 0, set()
         """The newest line: its wait, when it was written, whose answers were missing."""
         self.late_ns: int | None = None
-        """Since when it should have been said, or is due earlier, by an estimate that has shrunk."""
+        """Since when it should have been said, or is due earlier, by an estimate that shrank."""
         self.latest = 0
         """When it had to be said, as things were after the last event."""
         self.launched: dict[int, int] = {}

@@ -33,9 +33,10 @@ class Joining:
         config = toy_config(learners=TRAINING + joiners, total_steps=10**6, quorum=TRAINING,
                             grace_ms=0, start_learners=TRAINING, write_timeout_s=180, **settings)
         self.fleet = fleet = Fleet(11, config=config, faults=[], settings={
-            "step_ms": (step_ms, 1.005 * step_ms), "gates": [1], "streams": 0, "work_ms": 0.5, "ns_per_byte": 1.0,
-            "capacity": 1 << 20, "spurious": False, "duplicate": 0, "resend": 0, "impatience": 0,
-            "misconfigured": 0, "introduced": 0, "turn_ns": 20_000, "chunk_bytes": 4 << 20,
+            "step_ms": (step_ms, 1.005 * step_ms), "gates": [1], "streams": 0,
+            "work_ms": 0.5, "ns_per_byte": 1.0, "capacity": 1 << 20, "spurious": False,
+            "duplicate": 0, "resend": 0, "impatience": 0, "misconfigured": 0,
+            "introduced": 0, "turn_ns": 20_000, "chunk_bytes": 4 << 20,
             "inline_elements": 131_072, "catchup_bytes": 1 << 17})
         self.server = fleet.server
         self.late = fleet.learners[TRAINING:]
