@@ -55,6 +55,9 @@ bench: $(VENV)/.built  ## run every benchmark; each prints a ratio to a referenc
 bench-kernels: $(VENV)/.built  ## run the kernel benchmarks only (no network, no root)
 	$(BIN)/python -m pytest benchmarks/bench_kernels.py --benchmark-only -s
 
+bench-limits: $(VENV)/.built  ## every path beside its bound, in one table and limits.json (25 minutes)
+	$(BIN)/python -m benchmarks.limits --json limits.json
+
 wheels: $(VENV)/.test  ## build x86_64 and aarch64 wheels and an sdist into dist/, and check each
 	.ci/wheels $(BIN)/python
 

@@ -22,6 +22,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.limits.figure import Figure
+from benchmarks.limits.figure import in_turns as figure_of
 from syncer.checkpoint.atomic import PIECE_BYTES
 from syncer.checkpoint.facts import Cut
 from syncer.checkpoint.reader import CHUNK_BYTES, Checkpoint
@@ -49,13 +51,17 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(place)
 
 
-@pytest.fixture(scope="module")
-def versions():
+def state_of(numel: int) -> list[SimpleNamespace]:
     rng = np.random.default_rng(1)
     return [SimpleNamespace(version=version_at(100, p, FRAGMENTS),
-                            params=rng.standard_normal(NUMEL, dtype=np.float32),
-                            state={"momentum": rng.standard_normal(NUMEL, dtype=np.float32)})
+                            params=rng.standard_normal(numel, dtype=np.float32),
+                            state={"momentum": rng.standard_normal(numel, dtype=np.float32)})
             for p in range(FRAGMENTS)]
+
+
+@pytest.fixture(scope="module")
+def versions():
+    return state_of(NUMEL)
 
 
 def cut_of(versions, step: int = 100) -> Cut:
@@ -143,14 +149,14 @@ def test_direct_write_against_a_cached_one(benchmark, directory, versions):
     report(benchmark, "--checkpoint-direct, against without", *found)
 
 
-def raw_load(path: Path) -> list[np.ndarray]:
+def raw_load(path: Path, numel: int = NUMEL) -> list[np.ndarray]:
     """Read the file piece by piece and copy it into arrays of its fragments."""
     arrays = []
     with open(path, "rb", buffering=0) as file:
         file.seek(4096)
         buffer = bytearray(CHUNK_BYTES)
         for _ in range(2 * FRAGMENTS):
-            array = np.empty(NUMEL, np.float32)
+            array = np.empty(numel, np.float32)
             view = memoryview(array).cast("B")
             at = 0
             while at < len(view):
@@ -185,6 +191,35 @@ def test_verified_load_against_the_digests_alone(benchmark, directory, versions)
     raw_load(path)
     found = in_turns(lambda: hash_all(versions), lambda: load(path, True))
     report(benchmark, "verified load, against hashing the same bytes in memory", *found)
+
+
+@contextmanager
+def state_on_disk(mib: int) -> Iterator[tuple[Path, list[SimpleNamespace]]]:
+    """A folder beside this file, and a state of so many MiB."""
+    place = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir=Path(__file__).parent))
+    try:
+        yield place, state_of(mib * 2**20 // 8 // FRAGMENTS)
+    finally:
+        shutil.rmtree(place)
+
+
+def write_figure(mib: int, turns: int) -> Figure:
+    """With digests, against a raw write and fsync of the same bytes."""
+    with state_on_disk(mib) as (place, state):
+        return figure_of(lambda: raw_write(place / "raw", state),
+                         lambda: write_checkpoint(place / "c", cut_of(state)),
+                         mib * 2**20 / 1e9, turns, before=settled)
+
+
+def load_figure(mib: int, turns: int) -> Figure:
+    """Verified, against the slower of a raw read and copy and the digests alone; what was just
+    written is in the page cache for both."""
+    with state_on_disk(mib) as (place, state):
+        path, numel = place / "c", len(state[0].params)
+        write_checkpoint(path, cut_of(state))
+        figures = [figure_of(bound, lambda: load(path, True), mib * 2**20 / 1e9, turns)
+                   for bound in (lambda: raw_load(path, numel), lambda: hash_all(state))]
+    return max(figures, key=lambda figure: figure.ratio)
 
 
 def outer_steps(log: list[dict]) -> list[float]:

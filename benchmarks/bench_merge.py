@@ -5,15 +5,16 @@ Every figure is a ratio to a reference timed in interleaved pairs of the same ru
 
 from __future__ import annotations
 
-from time import perf_counter_ns, process_time_ns
+from time import perf_counter_ns, process_time, process_time_ns
 
 import numpy as np
 import pytest
 
 from benchmarks import merge_round, reference
+from benchmarks.limits.figure import Figure, in_turns
 from benchmarks.pairs import ratio
 from syncer.config import available_cores
-from syncer.layout import AVG, FragmentLayout, Layout
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore
 
 F32 = np.float32
@@ -85,10 +86,32 @@ def test_many_small_tensors_cost_no_python(benchmark):
 
 
 MI = 1 << 20
+COPIES = 4
+"""In a turn, so that it takes about as long as a round."""
 LAYOUTS = {
     "one tensor of 64 Mi": [64 * MI],
     "64 tensors of 1 Mi": [MI] * 64,
 }
+
+
+def share_of_copy(alignment: str | None, mi: int, turns: int = 5) -> Figure:
+    """A round of 4 learners on one thread, rda with HeLoCo or with None avg, against copying past
+    the cache as many bytes as it moves, in CPU time."""
+    n = mi * MI
+    given = merge_round.inputs([n], alignment or "kept")
+    call = merge_round.ours([n], given, 1, mode=RDA if alignment else AVG)
+    moved = merge_round.bytes_moved([n], alignment)
+    copy = reference.copy(4 * n, "past the cache")
+
+    def copies() -> None:
+        for _ in range(COPIES):
+            copy()
+
+    copied = COPIES * 8 * n
+    found = in_turns(copies, call, moved / 1e9, turns, clock=process_time)
+    share = moved / copied
+    return found._replace(ratio=found.ratio * share, bound=found.bound / share,
+                          bound_cpu=found.bound_cpu * share)
 
 
 @pytest.mark.timeout(900)  # a slow reference on a busy machine

@@ -23,8 +23,9 @@ if str(ROOT) not in sys.path:  # the other end is started as a script
     sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
-from bench_server import receive  # noqa: E402
 
+from benchmarks.bench_server import receive  # noqa: E402
+from benchmarks.limits.figure import Figure, on, sides  # noqa: E402
 from syncer.layout import AVG, FragmentLayout, Layout  # noqa: E402
 from syncer.protocol import DTYPE_F32, Msg  # noqa: E402
 from syncer.wire import encode, messages  # noqa: E402
@@ -50,34 +51,41 @@ def push(learner: int, fragments: int, step: int) -> bytes:
 
 
 @contextmanager
-def served(learners: int, fragments: int) -> Iterator[tuple[subprocess.Popen, list]]:
-    """The real server, up to its first pull."""
-    layout = Layout((FragmentLayout(AVG, (NUMEL,)),) * fragments)
+def server(learners: int, *flags: str) -> Iterator[tuple[subprocess.Popen, int]]:
+    """The real server, as soon as it listens, and its port."""
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         log = stack.enter_context((Path(directory) / "log").open("w+b"))
         process = subprocess.Popen(
             [sys.executable, "-m", "syncer.server", "--learners", str(learners), "--quorum",
              str(learners), "--total-steps", "1000000000", "--port", "0", "--pipeline", "1",
-             "--sync-interval-steps", "0", "--delta-correction", "none", "--merge-threads", "1"],
+             "--sync-interval-steps", "0", "--delta-correction", "none", "--merge-threads", "1",
+             *flags],
             cwd=ROOT, stderr=log)
         try:
-            port = port_in(Path(directory) / "log", process)
-            sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                       for _ in range(learners)]
-            for learner, sock in enumerate(sockets):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.sendall(encode.encode_hello(
-                    Hello(learner, 1, DTYPE_F32, layout, bytes(32), bytes(32))))
-            for fragment in range(fragments):
-                sockets[0].sendall(b"".join(encode.bare_message(
-                    Msg.INIT_PARAMS, encode.init_head(fragment), bytes(4 * NUMEL))))
-            for sock in sockets:
-                assert receive(sock, memoryview(bytearray(fragments * DOWN + PULL)))
-            yield process, sockets
+            yield process, port_in(Path(directory) / "log", process)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+
+
+@contextmanager
+def served(learners: int, fragments: int) -> Iterator[tuple[subprocess.Popen, list]]:
+    """The real server, up to its first pull."""
+    layout = Layout((FragmentLayout(AVG, (NUMEL,)),) * fragments)
+    with server(learners) as (process, port), ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                   for _ in range(learners)]
+        for learner, sock in enumerate(sockets):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(encode.encode_hello(
+                Hello(learner, 1, DTYPE_F32, layout, bytes(32), bytes(32))))
+        for fragment in range(fragments):
+            sockets[0].sendall(b"".join(encode.bare_message(
+                Msg.INIT_PARAMS, encode.init_head(fragment), bytes(4 * NUMEL))))
+        for sock in sockets:
+            assert receive(sock, memoryview(bytearray(fragments * DOWN + PULL)))
+        yield process, sockets
 
 
 def port_in(log: Path, process: subprocess.Popen) -> int:
@@ -123,23 +131,46 @@ def us_per_round(process: subprocess.Popen, call: Callable[[], None], rounds: in
     return (cpu_ns(process) - before) / rounds / 1e3
 
 
+def pushes(learners: int, fragments: int) -> Iterator[list[bytes]]:
+    step = 0
+    while True:
+        step += 1
+        yield [push(learner, fragments, step) for learner in range(learners)]
+
+
+def rate(learners: int, wanted: float, short: bool = False, fragments: int = 4) -> Figure:
+    """Rounds a second by the clock, the best of several turns, against so many wanted; the other
+    end has cores of its own where there are any. CPU seconds are the server's."""
+    rounds = max(20, (200 if short else 4000) // learners)
+    gigabytes = rounds * learners * (len(push(0, fragments, 1)) + DOWN + PULL) / 1e9
+    ours_side, others = sides()
+    with ExitStack() as stack:
+        with on(ours_side):
+            process, sockets = stack.enter_context(served(learners, fragments))
+        stack.enter_context(on(others))
+        steps, found = pushes(learners, fragments), []
+        play(sockets, steps, rounds)
+        for _ in range(2 if short else TURNS):
+            ready = iter([next(steps) for _ in range(rounds)])
+            began, spent = time.perf_counter(), cpu_ns(process)
+            play(sockets, ready, rounds)
+            found.append((time.perf_counter() - began, (cpu_ns(process) - spent) / 1e9))
+    seconds, cpu_s = map(min, zip(*found, strict=True))
+    return Figure(rounds / seconds / wanted, rounds / seconds, wanted, "1/s", cpu_s / gigabytes)
+
+
 @pytest.mark.parametrize("fragments", [1, 4])
 @pytest.mark.parametrize("learners", [1, 8, 64])
 def test_small_rounds(benchmark, learners, fragments):
     """In turns; the least of each, since whatever else runs can only add to it."""
     rounds = max(20, 2000 // learners)
 
-    def pushes() -> Iterator[list[bytes]]:
-        step = 0
-        while True:
-            step += 1
-            yield [push(learner, fragments, step) for learner in range(learners)]
-
     up = len(push(0, fragments, 1))
-    with served(learners, fragments) as (server, sockets), answered(learners, up) as (bare, plain):
-        ours, theirs = pushes(), pushes()
+    with served(learners, fragments) as (ours_end, sockets), answered(learners, up) as (
+            bare, plain):
+        ours, theirs = pushes(learners, fragments), pushes(learners, fragments)
         play(sockets, ours, rounds)
-        figures = [(us_per_round(server, lambda: play(sockets, ours, rounds), rounds),
+        figures = [(us_per_round(ours_end, lambda: play(sockets, ours, rounds), rounds),
                     us_per_round(bare, lambda: play(plain, theirs, rounds), rounds))
                    for _ in range(TURNS)]
         benchmark.pedantic(play, (sockets, ours, rounds), rounds=3)

@@ -28,8 +28,9 @@ if str(ROOT) not in sys.path:  # the other ends are started as scripts
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from pairs import ratio  # noqa: E402
 
+from benchmarks.limits.figure import Figure, in_turns, on, sides  # noqa: E402
+from benchmarks.pairs import ratio  # noqa: E402
 from syncer import tcp  # noqa: E402
 from syncer.layout import AVG, RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.merge import FragmentStore  # noqa: E402
@@ -176,15 +177,14 @@ class Sink:
         return group
 
 
-@pytest.mark.parametrize(("dtype", "learners", "streams"), [
-    (DTYPE_F32, 1, 0), (DTYPE_F32, 1, 4), (DTYPE_BF16, 1, 0), (DTYPE_BF16, 3, 0)])
-def test_broadcast(benchmark, dtype, learners, streams):
+def broadcast(dtype: int, learners: int, streams: int = 0, turns: int = ROUNDS) -> Figure:
     """A new version every time; bf16 is encoded once, however many learners get it."""
     params = np.linspace(-1, 1, NUMEL, dtype=np.float32)
     body = bytes(tensor_bytes(NUMEL, bulk_dtype(dtype)))
     with Sink() as sink, ExitStack() as stack:
         def swallowers(count):
-            return [stack.enter_context(peer("swallow")) for _ in range(count)]
+            with on(sides()[1]):
+                return [stack.enter_context(peer("swallow")) for _ in range(count)]
 
         plain = swallowers(learners)
         groups = [sink.group(swallowers(1 + streams), dtype) for _ in range(learners)]
@@ -204,10 +204,17 @@ def test_broadcast(benchmark, dtype, learners, streams):
             while not all(group.flushed for group in groups):
                 sink.loop.poll()
 
-        result = ratio(bare, ours, rounds=ROUNDS, sample_ms=40)
-        benchmark.pedantic(ours, rounds=3)
-    report(benchmark, f"broadcast {DTYPES[dtype]} to {learners}, {streams or 'no'} data sockets",
-           learners * len(body), result)
+        with on(sides()[0]):
+            return in_turns(bare, ours, learners * len(body) / 1e9, turns)
+
+
+@pytest.mark.parametrize(("dtype", "learners", "streams"), [
+    (DTYPE_F32, 1, 0), (DTYPE_F32, 1, 4), (DTYPE_BF16, 1, 0), (DTYPE_BF16, 4, 0)])
+def test_broadcast(benchmark, dtype, learners, streams):
+    figure = benchmark.pedantic(broadcast, (dtype, learners, streams), rounds=1)
+    benchmark.extra_info["ratio_to_bare_socket"] = figure.ratio
+    print(f"\nbroadcast {DTYPES[dtype]} to {learners}, {streams or 'no'} data sockets: "
+          f"{figure.ours:.2f} GB/s, bare socket {figure.bound:.2f} GB/s, ratio {figure.ratio:.2f}")
 
 
 @pytest.mark.parametrize("dtype", [DTYPE_F32, DTYPE_BF16])

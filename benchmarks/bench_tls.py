@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +23,7 @@ if str(ROOT) not in sys.path:  # the far ends are started as scripts
 
 import pytest  # noqa: E402
 
+from benchmarks.limits.figure import Figure, NotHere, in_turns, on, sides  # noqa: E402
 from syncer.errors import ConfigError  # noqa: E402
 from syncer.layout import RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.learner.client_group import send_all  # noqa: E402
@@ -145,12 +145,6 @@ class Pair:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return time.process_time() + (int(fields[11]) + int(fields[12])) / TICK
 
-    def turn(self) -> tuple[float, float]:
-        """(seconds, CPU seconds) of so many bytes."""
-        cpu, begun = self.cpu_s(), time.perf_counter()
-        self.move()
-        return time.perf_counter() - begun, self.cpu_s() - cpu
-
     def close(self) -> None:
         if hasattr(self, "channel"):
             self.channel.close()
@@ -160,44 +154,37 @@ class Pair:
         self.process.wait(timeout=60)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """(server, learner) of a fleet of their own."""
+def throughput(task: str, turns: int = TURNS) -> Figure:
+    """Out of or into a fleet's server, with certificates of their own. CPU seconds of both ends."""
     try:
         from syncer.keys.authority import Authority  # noqa: PLC0415
     except ConfigError as error:
-        pytest.skip(str(error))
-    fleet = Authority.make(str(tmp_path_factory.mktemp("fleet") / "keys"))
-    return fleet.server(["localhost"], 1), fleet.learner("learner-0", 1)
+        raise NotHere(str(error)) from None
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        fleet = Authority.make(f"{folder}/keys")
+        server, learner = fleet.server(["localhost"], 1), fleet.learner("learner-0", 1)
+        pairs = []
+        for kind in ("bare", "ours"):
+            with on(sides()[1]):
+                pairs.append(Pair(task, kind, learner, server))
+            stack.callback(pairs[-1].close)
+        stack.enter_context(on(sides()[0]))
+        bare, ours = pairs
+        return in_turns(bare.move, ours.move, SAMPLE_BYTES / 1e9, turns,
+                        cpu=lambda: bare.cpu_s() + ours.cpu_s() - time.process_time())
 
 
 @pytest.mark.parametrize("task", ["pour", "swallow"])
-def test_tls(benchmark, files, task):
-    server, learner = files
-    pairs = {kind: Pair(task, kind, learner, server) for kind in ("bare", "ours")}
+def test_tls(benchmark, task):
     try:
-        found: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": []}
-        for turn in range(TURNS + 1):
-            for kind in ("bare", "ours") if turn % 2 else ("ours", "bare"):
-                figures = pairs[kind].turn()
-                if turn:  # the first one warms up
-                    found[kind].append(figures)
-        benchmark.pedantic(pairs["ours"].move, rounds=1)
-    finally:
-        for pair in pairs.values():
-            pair.close()
-    ratio = statistics.median(bare[0] / ours[0] for bare, ours in
-                              zip(found["bare"], found["ours"], strict=True))
-    benchmark.extra_info["ratio_to_bare_ssl"] = ratio
-
-    def said(kind: str, place: int, scale: Callable[[float], float]) -> str:
-        return f"{scale(statistics.median(figures[place] for figures in found[kind])):.2f}"
-
-    rates = [said(kind, 0, lambda s: SAMPLE_BYTES / s / 1e9) for kind in ("ours", "bare")]
-    cpus = [said(kind, 1, lambda s: s * 1e9 / SAMPLE_BYTES) for kind in ("ours", "bare")]
-    print(f"\nTLS {'into' if task == 'pour' else 'out of'} the server: {rates[0]} GB/s, bare ssl "
-          f"{rates[1]} GB/s, ratio {ratio:.2f} (at least {AT_LEAST}); CPU s per GB, both ends: "
-          f"{cpus[0]}, bare ssl {cpus[1]}")
+        figure = benchmark.pedantic(throughput, (task,), rounds=1)
+    except NotHere as error:
+        pytest.skip(str(error))
+    benchmark.extra_info["ratio_to_bare_ssl"] = figure.ratio
+    print(f"\nTLS {'into' if task == 'pour' else 'out of'} the server: {figure.ours:.2f} GB/s, "
+          f"bare ssl {figure.bound:.2f} GB/s, ratio {figure.ratio:.2f} (at least {AT_LEAST}); "
+          f"CPU s per GB, both ends: {figure.ours_cpu:.2f}, bare ssl {figure.bound_cpu:.2f}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncer.layout import RDA, FragmentLayout, Layout
+from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.merge import FragmentStore, HelocoConstants
 
 F32 = np.float32
@@ -36,11 +36,11 @@ def inputs(numels, alignment: str, learners: int = 4):
     return params, momentum, [1.0 + i for i in range(learners)], gradients
 
 
-def ours(numels, given, threads: int):
+def ours(numels, given, threads: int, mode: int = RDA):
     """A call that merges what `inputs` gave and throws the result away; returns gnorm."""
     params, momentum, weights, gradients = given
-    store = FragmentStore(Layout((FragmentLayout(RDA, tuple(numels)),)), lr=LR, momentum=MU,
-                          threads=threads, delta_correction="heloco")
+    store = FragmentStore(Layout((FragmentLayout(mode, tuple(numels)),)), lr=LR, momentum=MU,
+                          threads=threads, delta_correction="none" if mode == AVG else "heloco")
     store.adopt(0, params, state={"momentum": momentum})
     contributions = [(i, 1, w, g) for i, (w, g) in enumerate(zip(weights, gradients, strict=True))]
 
@@ -150,16 +150,19 @@ class TorchLibrary:
         return bool(x.isfinite().all())
 
 
-def bytes_moved(numels, alignment: str, learners: int = 4, cache_bytes: int = 0) -> int:
+def bytes_moved(numels, alignment: str | None, learners: int = 4, cache_bytes: int = 0) -> int:
     """Bytes a round must read and write, with every tensor's own passes counted.
 
     A tensor whose gradients, momentum and result fit in `cache_bytes` is read once. Each larger one
-    is read once per pass that its corrections need (see csrc/merge_fragment.c).
+    is read once per pass that its corrections need (see csrc/merge_fragment.c). Without an
+    alignment those of avg, which is one pass.
     """
-    lean = [ALIGNMENTS[alignment][i % len(ALIGNMENTS[alignment])] for i in range(learners)]
-    rotated, shrunk = sum(x == 0.1 for x in lean), sum(x < 0 for x in lean)
     step = 4 + 4 + 8  # momentum and params in, both out
     once = 4 * learners + step
+    if alignment is None:
+        return sum(numels) * once
+    lean = [ALIGNMENTS[alignment][i % len(ALIGNMENTS[alignment])] for i in range(learners)]
+    rotated, shrunk = sum(x == 0.1 for x in lean), sum(x < 0 for x in lean)
     measure = 4 * learners + 4
     rotate = 4 * rotated + 4 if rotated else 0
     again = 4 * (rotated + shrunk) + 4 if rotated or shrunk else 0

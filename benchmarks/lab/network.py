@@ -29,6 +29,11 @@ class NotPermitted(Exception):
     """This machine does not let us have such a network; one sentence says why."""
 
 
+def die_with_parent(number: int) -> None:
+    """This process gets the signal when the one that started it ends, however it does."""
+    _call("prctl", PR_SET_PDEATHSIG, number)
+
+
 def _call(name: str, *given: int) -> None:
     if getattr(LIBC, name)(*given) != 0:
         number = ctypes.get_errno()
@@ -66,7 +71,7 @@ def apart(body: Callable[[], int]) -> int:
     child = os.fork()
     if child == 0:
         os.close(hold)
-        _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
         # The parent says that it was still there when the line above was done.
         status = 1
         try:
