@@ -6,9 +6,9 @@ machine cannot have it. How to add one stands in benchmarks/README.md.
 
 from __future__ import annotations
 
-from benchmarks import bench_checkpoint, bench_merge, bench_rounds, bench_server, bench_tls
+from benchmarks import background_gap, bench_merge, bench_rounds, bench_server, bench_tls
 from benchmarks.lab.scenes import Link
-from benchmarks.limits import idle, links
+from benchmarks.limits import disk, idle, links
 from benchmarks.limits.figure import Row
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
 
@@ -37,10 +37,12 @@ ROWS = (
           lambda short, alignment=alignment: bench_merge.share_of_copy(
               alignment, 1 if short else 64, fewer(short)))
       for alignment in ("kept", "mixed", "turned")),
-    Row("checkpoint-write", "checkpoint write + digest", 0.9,
-        lambda short: bench_checkpoint.write_figure(16 if short else 1024, fewer(short, 5))),
+    *(Row(f"checkpoint-{key}", f"checkpoint {key} + digest", 0.9,
+          lambda short, direct=direct: disk.write(16 if short else 1024, fewer(short, 5), direct))
+      for key, direct in (("write", False), ("direct", True))),
     Row("checkpoint-load", "checkpoint verified load", 0.9,
-        lambda short: bench_checkpoint.load_figure(16 if short else 1024, fewer(short, 5))),
+        lambda short: disk.load(16 if short else 1024, fewer(short, 5))),
+    Row("checkpoint-gap", "2 x gap beside a checkpoint", 1.0, background_gap.figure),
     *(Row(f"sync-{key}-{dtype}", f"sync {link}, {dtype}", 0.9,
           lambda short, link=link, dtype=dtype, mib=mib: links.sync(link, dtype, mib, short))
       for key, link, mib in (("1g", GB, 64), ("100m", MB, 16)) for dtype in ("f32", "bf16", "q4")),

@@ -8,27 +8,21 @@ second name keeps it. A crash at any instant leaves the old file or the new one 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from syncer.checkpoint.files import FILES, Files, Patient
+from syncer.checkpoint.lane import Work, beside
+from syncer.checkpoint.pieces import Pace, Pieces, at_once
 from syncer.errors import CheckpointError
-from syncer.gather import advance
 
-PIECE_BYTES = 8 * 1024 * 1024
-"""One write call. Pieces begin at multiples of it, whatever the sizes of the parts."""
-BUFFERS_MAX = 512
-"""Parts of one write call; the system's own limit is 1024."""
 OF_CONTENTS = frozenset({"security.ima", "security.evm", "security.capability"})
 """Attributes that would be wrong of any other file."""
 ACCESS_LIST = "system.posix_acl_access"
-BLOCK_BYTES = 4096
-"""Alignment of memory, offset and length that every device accepts for direct writes."""
 
 
 Retire = Callable[[str | None], None]
@@ -93,8 +87,8 @@ class AtomicFile:
     is there are kept, as far as this process may. A symbolic link stays one: the file it leads to
     is replaced. Every method raises `WriteError`, after which nothing of the new file is left.
     size_bytes: what is going to be written, checked against the free space first. direct: past the
-    page cache, through one aligned buffer; refused by some file systems. retire: takes the file
-    that was replaced, once the new one stands; must raise nothing. Without it that file goes.
+    page cache; refused by some file systems. retire: takes the file that was replaced, once the new
+    one stands; must raise nothing. Without it that file goes. beside, pace: as of `Pieces`.
 
     Append, then `commit`; leaving the `with` block without that removes the partial file.
 
@@ -103,7 +97,8 @@ class AtomicFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, size_bytes: int = 0, files: Files = FILES,
-                 direct: bool = False, retire: Retire | None = None):
+                 direct: bool = False, retire: Retire | None = None,
+                 beside: Callable[[Work, str], Work] = beside, pace: Pace = at_once):
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
         self.directory = os.path.dirname(self.path) or "."
@@ -111,12 +106,9 @@ class AtomicFile:
         self.backup = f"{self.path}.old.tmp"
         self.files = files
         self.descriptor = -1
-        self.written = 0
+        self.pieces = Pieces(files, direct=direct, beside=beside, pace=pace)
         self.retire = retire
-        self.parts: list[memoryview] = []
-        self.waiting = 0
         self.direct = direct
-        self.bounce = mmap.mmap(-1, PIECE_BYTES) if direct else None
         self._check_place()
         self._clear()
         with self._calling("free_bytes", "asked for its free space"):
@@ -132,7 +124,12 @@ class AtomicFile:
     @property
     def size(self) -> int:
         """Bytes appended so far."""
-        return self.written + self.waiting
+        return self.pieces.size
+
+    @property
+    def written(self) -> int:
+        """Bytes that were handed to the kernel so far."""
+        return self.pieces.written
 
     def _check_place(self) -> None:
         with self._calling("status", "looked at"), suppress(FileNotFoundError):
@@ -148,6 +145,7 @@ class AtomicFile:
     def _create(self) -> None:
         with self._calling("create", "created"):
             self.descriptor = self.files.create(self.temporary, direct=self.direct)
+        self.pieces.descriptor = self.descriptor
         with self._calling("set_mode", "given its mode"):
             self._keep_mode()
 
@@ -185,59 +183,18 @@ class AtomicFile:
 
         It must not change before `flush` or `commit`: it may be written only then.
         """
-        view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
-        at = 0
-        while at < len(view):
-            room = PIECE_BYTES - self.size % PIECE_BYTES
-            part = view[at : at + room]
-            self.parts.append(part)
-            self.waiting += len(part)
-            at += len(part)
-            if self.size % PIECE_BYTES == 0 or (
-                len(self.parts) >= BUFFERS_MAX and not self.direct
-            ):
-                self._write_waiting()
+        with self._calling("write", "written"):
+            self.pieces.append(data)
 
     def flush(self) -> None:
         """Hand everything appended to the kernel."""
-        self._write_waiting()
+        with self._calling("write", "written"):
+            self.pieces.flush()
 
     def rewrite(self, data: bytes, offset: int) -> None:
         """Replace bytes that are written already. With `direct`: whole blocks at block offsets."""
         with self._calling("write", "written"):
-            for at in range(0, len(data), PIECE_BYTES):
-                self._write([memoryview(data)[at : at + PIECE_BYTES]], offset + at)
-
-    def _write_waiting(self) -> None:
-        if not self.waiting:
-            return
-        parts, self.parts, self.waiting = self.parts, [], 0
-        with self._calling("write", "written"):
-            self.written += self._write(parts, self.written)
-
-    def _write(self, parts: Sequence[memoryview], offset: int) -> int:
-        total = sum(len(part) for part in parts)
-        rest: list[bytes | memoryview] = list(parts)
-        if self.bounce is not None:
-            rest = [self._aligned(parts, memoryview(self.bounce)[:total])]
-        done = 0
-        while done < total:
-            count = self.files.write(self.descriptor, rest, offset + done)
-            if count <= 0:
-                raise OSError(errno.EIO, "the file takes no more bytes")
-            done += count
-            advance(rest, count)
-        return total
-
-    def _aligned(self, parts: Sequence[memoryview], target: memoryview) -> memoryview:
-        """The parts in one block-aligned buffer; a length that is no multiple ends direct mode."""
-        at = 0
-        for part in parts:
-            target[at : at + len(part)] = part
-            at += len(part)
-        if at % BLOCK_BYTES:
-            self.files.end_direct(self.descriptor)
-        return target
+            self.pieces.rewrite(data, offset)
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> None:
@@ -319,7 +276,7 @@ class AtomicFile:
 
     def abort(self) -> None:
         """Remove the partial file; harmless after `commit` and when repeated."""
-        self.parts, self.waiting = [], 0
+        self.pieces.drop()
         if self.descriptor >= 0:
             descriptor, self.descriptor = self.descriptor, -1
             with suppress(OSError):

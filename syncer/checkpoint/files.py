@@ -41,6 +41,10 @@ class Files:
         """Bytes written of the buffers, one after the other, from `offset`; may be fewer."""
         return os.pwritev(descriptor, buffers, offset)
 
+    def begin_writeback(self, descriptor: int, offset: int, length: int) -> None:
+        """The kernel begins to write what is in its cache of these bytes, and waits for nothing."""
+        os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
     def end_direct(self, descriptor: int) -> None:
         """The next write may have any length: it goes through the page cache."""
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)

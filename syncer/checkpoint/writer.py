@@ -1,13 +1,15 @@
 """Writes a cut as one file, digests taken beside the writing; must not know when or why.
 
-The fragment versions are written as they are: immutable, no copy. One thread writes, another one
-hashes two tensors at a time, and the safetensors header is filled in last, before the fsync.
+The fragment versions are written as they are: immutable, no copy. One thread writes, others hash
+two tensors at a time, and the safetensors header is filled in last, before the fsync.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from syncer.checkpoint.atomic import AtomicFile, Retire
@@ -15,30 +17,36 @@ from syncer.checkpoint.facts import SAFETENSORS, Cut, Draft
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF
 from syncer.checkpoint.lane import Work, beside
-from syncer.kernels import sha256, sha256_pair
+from syncer.checkpoint.pieces import Pace, at_once
+from syncer.kernels import Sha256, sha256_update_pair
 
 Progress = Callable[[int, int], None]
+HASH_PIECE = 1024 * 1024
+"""Elements of each of two tensors that are hashed before the pace is asked again."""
 
 
 class Digests:
     """SHA-256 of the tensors of a cut, two at a time, beside the writing; each version is let go
-    when it is done."""
+    when it is done. The bytes are read where the writer reads them, never from the file.
 
-    def __init__(self, cut: Cut, beside: Callable[[Work, str], Work]):
-        self.fragments = list(cut.fragments)
-        self.state = cut.facts.state
+    threads: so many fragments at once. pace: asked before every piece.
+    """
+
+    def __init__(self, cut: Cut, beside: Callable[[Work, str], Work], threads: int = 1,
+                 pace: Pace = at_once):
+        self.pace = pace
+        self.left = deque(enumerate(cut.fragments))
         self.found: dict[str, str] = {}
         self.error: BaseException | None = None
         self.stopping = False
-        self.join = beside(self._run, "syncer-checkpoint-digest")
+        self.joins = [beside(self._run, "syncer-checkpoint-digest")
+                      for _ in range(min(threads, len(self.left)))]
 
     def _run(self) -> None:
         try:
-            for fragment in range(len(self.fragments)):
-                if self.stopping:
-                    return
-                version, self.fragments[fragment] = self.fragments[fragment], None
-                self._hash(fragment, version)
+            while self.left and not self.stopping:
+                with suppress(IndexError):  # another thread has taken the last one
+                    self._hash(*self.left.popleft())
         except BaseException as error:  # an error must reach the thread that waits for digests
             self.error = error
 
@@ -46,40 +54,53 @@ class Digests:
         arrays = [("params", version.params), *version.state.items()]
         for first in range(0, len(arrays), 2):
             pair = arrays[first : first + 2]
-            found = (sha256_pair(pair[0][1], pair[1][1]) if len(pair) == 2
-                     else (sha256(pair[0][1]),))
-            for (name, _), digest in zip(pair, found, strict=True):
-                self.found[f"fragments.{fragment}.{name}"] = digest.hex()
+            streams = [Sha256() for _ in pair]
+            size = len(pair[0][1])  # all arrays of a fragment have as many elements
+            for begin in range(0, size, HASH_PIECE):
+                if self.stopping:
+                    return
+                pieces = [array[begin : begin + HASH_PIECE] for _, array in pair]
+                self.pace(sum(piece.nbytes for piece in pieces))
+                if len(pair) == 2:
+                    sha256_update_pair(streams[0], pieces[0], streams[1], pieces[1])
+                else:
+                    streams[0].update(pieces[0])
+            for (name, _), stream in zip(pair, streams, strict=True):
+                self.found[f"fragments.{fragment}.{name}"] = stream.hexdigest()
 
     def result(self) -> dict[str, str]:
-        """Digests in hex by tensor name, once all are there."""
-        self.join()
+        """Digests in hex by tensor name, once all are there; what nobody has begun is done here."""
+        self._run()
+        for join in self.joins:
+            join()
         if self.error is not None:
             raise self.error
         return self.found
 
     def stop(self) -> None:
-        """End soon, the tensors in hand apart."""
+        """End soon, the pieces in hand apart."""
         self.stopping = True
-        self.join()
-        self.fragments.clear()
+        for join in self.joins:
+            join()
+        self.left.clear()
 
 
 def write_checkpoint(path: str | os.PathLike[str], cut: Cut, form: str = SAFETENSORS, *,
                      files: Files = FILES, direct: bool = False, let_go: bool = False,
                      progress: Progress | None = None, retire: Retire | None = None,
-                     beside: Callable[[Work, str], Work] = beside) -> int:
+                     beside: Callable[[Work, str], Work] = beside, threads: int = 1,
+                     pace: Pace = at_once) -> int:
     """Replace `path` by the cut, whole and durable; returns the bytes of the file.
 
     let_go: empty `cut.fragments` entry by entry as they are written, so that their memory can be
-    used again. retire: as of `AtomicFile`. beside: runs the digests at the same time, as
-    `lane.beside` does. Raises `WriteError` with the file that was there untouched,
+    used again. retire, pace: as of `AtomicFile`. beside: runs the digests at the same time, on so
+    many threads, as `lane.beside` does. Raises `WriteError` with the file that was there untouched,
     `CheckpointError` when the format cannot hold the cut.
     """
     draft = FORMAT_OF[form].draft(cut.facts)
     with AtomicFile(path, size_bytes=draft.size, files=files, direct=direct,
-                    retire=retire) as file:
-        digests = None if draft.fill is None else Digests(cut, beside)
+                    retire=retire, beside=beside, pace=pace) as file:
+        digests = None if draft.fill is None else Digests(cut, beside, threads, pace)
         try:
             _append_all(file, cut, draft, let_go=let_go, progress=progress)
             if draft.fill is not None and digests is not None:

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from syncer.checkpoint.atomic import WriteError
 from syncer.checkpoint.facts import STATES, Cut, optimizer_facts
 from syncer.checkpoint.files import Files
+from syncer.checkpoint.writer import write_checkpoint
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.steps import version_at
 
 LAYOUT = Layout((FragmentLayout(AVG, (5, 2)), FragmentLayout(RDA, (13,)),
                  FragmentLayout(ISO, (6,), ((2, 3),))))
+LARGE = Layout((FragmentLayout(0, (2_500_001,)), FragmentLayout(1, (3, 1_200_000))))
+"""Several write calls per file."""
 FINGERPRINT, CONTRACT, PROFILE = b"\x11" * 32, b"\x22" * 32, b"\x33" * 32
 NAMES = {"sgd": STATES[0], "nesterov": STATES[1], "delayed-nesterov": STATES[2]}
 
@@ -78,6 +82,14 @@ def _faulty(name: str):
 for _name in ("create", "write", "sync", "set_owner", "set_mode", "close", "link", "rename",
               "unlink", "sync_directory", "free_bytes", "attributes", "set_attribute"):
     setattr(Faulty, _name, _faulty(_name))
+
+
+def failure_of(path, cut, files, **options) -> WriteError | None:
+    try:
+        write_checkpoint(path, cut, files=files, **options)
+    except WriteError as error:
+        return error
+    return None
 
 
 def names_in(directory) -> set[str]:

@@ -9,30 +9,18 @@ import tempfile
 
 import pytest
 
-from syncer.checkpoint import atomic
-from syncer.checkpoint.atomic import PIECE_BYTES, AtomicFile, WriteError, clear_leftovers
+from syncer.checkpoint.atomic import AtomicFile, WriteError, clear_leftovers
 from syncer.checkpoint.files import Behind, Files, Patient
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.layout import FragmentLayout, Layout
-from tests.checkpoint.cuts import Faulty, copy_of, make_cut, names_in
-
-LARGE = Layout((FragmentLayout(0, (2_500_001,)), FragmentLayout(1, (3, 1_200_000))))
-"""Several write calls per file."""
+from tests.checkpoint.cuts import LARGE, Faulty, copy_of, failure_of, make_cut, names_in
 
 
 def calls_of_a_save(path, cut) -> list[str]:
     files = Faulty()
     write_checkpoint(path, cut, files=files)
     return files.calls
-
-
-def failure_of(path, cut, files, **options) -> WriteError | None:
-    try:
-        write_checkpoint(path, cut, files=files, **options)
-    except WriteError as error:
-        return error
-    return None
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -107,33 +95,6 @@ def test_without_hard_links_a_save_works(tmp_path):
         with Checkpoint(tmp_path / "c") as checkpoint:
             assert checkpoint.facts.step == 4
         assert names_in(tmp_path) == {"c"}
-
-
-def test_short_writes_are_continued(tmp_path):
-    class Short(Files):
-        def write(self, descriptor, buffers, offset):
-            first = memoryview(buffers[0])
-            return super().write(descriptor, [first[: max(1, len(first) // 3)]], offset)
-
-    cut = make_cut(4, layout=LARGE)
-    write_checkpoint(tmp_path / "whole", cut)
-    write_checkpoint(tmp_path / "short", cut, files=Short())
-    assert (tmp_path / "whole").read_bytes() == (tmp_path / "short").read_bytes()
-
-
-def test_pieces_are_large_and_aligned(tmp_path):
-    offsets = []
-
-    class Watching(Files):
-        def write(self, descriptor, buffers, offset):
-            offsets.append((offset, sum(map(len, buffers))))
-            return super().write(descriptor, buffers, offset)
-
-    write_checkpoint(tmp_path / "c", make_cut(4, layout=LARGE), files=Watching())
-    body = offsets[:-1]
-    assert all(at % PIECE_BYTES == 0 for at, _ in body)
-    assert all(size == PIECE_BYTES for _, size in body[:-1])
-    assert offsets[-1] == (0, 4096), "the header is filled in last"
 
 
 # -------------------------------------------------------------------------------- the disk
@@ -231,18 +192,6 @@ def test_leftovers_are_those_of_one_path(tmp_path):
     assert names_in(tmp_path / "disk") == others
 
 
-def test_direct_writes_give_the_same_file(tmp_path):
-    """On a file system that takes them; one that does not says so in a sentence."""
-    cut = make_cut(4, layout=LARGE)
-    write_checkpoint(tmp_path / "cached", cut)
-    error = failure_of(tmp_path / "direct", cut, Files(), direct=True)
-    if error is not None:
-        assert error.number == errno.EINVAL
-        assert "leave --checkpoint-direct out" in str(error)
-    else:
-        assert (tmp_path / "direct").read_bytes() == (tmp_path / "cached").read_bytes()
-
-
 def test_direct_writes_are_refused_in_a_sentence(tmp_path):
     with pytest.raises(WriteError, match="takes no direct writes; leave --checkpoint-direct out"):
         write_checkpoint(tmp_path / "c", make_cut(), direct=True,
@@ -336,27 +285,6 @@ def test_a_name_too_long_for_its_second_name_is_seen_first(tmp_path):
     assert names_in(tmp_path) == {path.name}
 
 
-def test_a_header_of_more_than_one_piece_is_rewritten_in_pieces(tmp_path, monkeypatch):
-    """22,000 fragments have one; with direct writes each piece goes through one small buffer."""
-    monkeypatch.setattr(atomic, "PIECE_BYTES", 8192)
-    fragments = tuple(FragmentLayout(0, (40,)) for _ in range(100))
-    cut = make_cut(4, layout=Layout(fragments))
-    write_checkpoint(tmp_path / "cached", cut)
-
-    class Cached(Files):
-        def create(self, path, *, direct=False):
-            return super().create(path)
-
-        def end_direct(self, descriptor):
-            pass
-
-    write_checkpoint(tmp_path / "direct", cut, files=Cached(), direct=True)
-    assert (tmp_path / "direct").read_bytes() == (tmp_path / "cached").read_bytes()
-    with Checkpoint(tmp_path / "direct") as checkpoint:
-        checkpoint.load()
-        assert min(checkpoint.places.values()) > 2 * 8192
-
-
 def test_leaving_without_a_commit_leaves_nothing(tmp_path):
     with AtomicFile(tmp_path / "f") as file:
         file.append(b"half")
@@ -384,7 +312,7 @@ def test_letting_go_empties_the_cut_as_it_is_written(tmp_path):
 
 
 def test_a_failing_digest_thread_fails_the_save(tmp_path, monkeypatch):
-    monkeypatch.setattr("syncer.checkpoint.writer.sha256_pair", lambda a, b: 1 // 0)
+    monkeypatch.setattr("syncer.checkpoint.writer.sha256_update_pair", lambda *given: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         write_checkpoint(tmp_path / "c", make_cut(5))
     assert not names_in(tmp_path)
@@ -460,8 +388,3 @@ def test_every_call_of_a_patient_reaches_the_files_behind(tmp_path):
     inner = Faulty()
     write_checkpoint(tmp_path / "c", make_cut(1), files=Patient(inner, 1))
     assert set(inner.calls) >= {"create", "write", "sync", "close", "rename", "sync_directory"}
-
-
-def test_one_write_call_takes_no_more_buffers_than_the_system_does():
-    assert os.sysconf("SC_IOV_MAX") >= atomic.BUFFERS_MAX
-    assert PIECE_BYTES % atomic.BLOCK_BYTES == 0
