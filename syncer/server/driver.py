@@ -53,7 +53,7 @@ class Driver:
 
     `owners` carry out actions; a session brings more with `add_owners`. `ending` is set once the
     scheduler has said `Exit`; from then on events are ignored. `carried_out` is called behind every
-    event, when what it led to is done.
+    event that led to something, when that is done.
     """
 
     def __init__(self, scheduler: Scheduler, loop: Loop, owners: Owners,
@@ -76,13 +76,17 @@ class Driver:
 
     def handle(self, event: events.Event) -> None:
         """Give the scheduler an event and carry out the answer; what that causes comes after it."""
-        self.waiting.append(event)
-        if self.stepping:
-            return
+        waiting = self.waiting
+        if self.stepping or waiting:
+            waiting.append(event)
+            if self.stepping:
+                return
+            event = waiting.popleft()
         self.stepping = True
         try:
-            while self.waiting:
-                self._step(self.waiting.popleft())
+            self._step(event)
+            while waiting:
+                self._step(waiting.popleft())
         finally:
             self.stepping = False
 
@@ -107,15 +111,17 @@ class Driver:
         if self.watch is not None:
             self.watch.before(event)
         given = self.scheduler.step(self.loop.now_ns(), event)
-        self.given = given
-        for self.at, action in enumerate(given):
-            self.carry_out[type(action)](action)
-        self.given = []
+        if given:
+            self.given, carry_out = given, self.carry_out
+            for self.at, action in enumerate(given):
+                carry_out[type(action)](action)
+            self.given = []
         if type(event) is events.Push:
             event.payload.settle()
         if self.watch is not None:
             self.watch.after(event, given)
-        self.carried_out()
+        if given:
+            self.carried_out()
 
     def deadline_ns(self) -> int | None:
         """When `tick_if_due` is due at the latest; None if only an event can change anything."""

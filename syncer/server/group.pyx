@@ -176,6 +176,8 @@ cdef class Group(Owner):
         pulls, which come behind a short piece and before a long one. Returns its bytes, 0 for
         nothing."""
         cdef list lead = self.outbox.take_frames(), buffers, behind = []
+        cdef bytes front, back
+        cdef Py_ssize_t count = 0
         cdef Bulk bulk = None
         piece = self.outbox.next_piece()
         if piece is None:
@@ -183,17 +185,22 @@ cdef class Group(Owner):
             lead = lead + self.outbox.take_pulls()
         else:
             bulk, buffers = piece
+            count = len(buffers[0]) + len(buffers[1])
             if len(buffers[1]) <= SHORT_BYTES:
                 behind = self.outbox.take_pulls(bulk)
             else:
                 lead = lead + self.outbox.take_pulls()
         if lead:
-            buffers.insert(0, b"".join(lead))
+            front = b"".join(lead)
+            count += len(front)
+            buffers = [front, *buffers]
         if behind:
-            buffers.append(b"".join(behind))
-        if buffers:
+            back = b"".join(behind)
+            count += len(back)
+            buffers = [*buffers, back]
+        if count:
             self.control.send(buffers, bulk)
-        return sum([len(buffer) for buffer in buffers])
+        return count
 
     cpdef object grant(self, Py_ssize_t count):
         """So many bytes of tensors may go on all streams from now on; < 0: as many as fit.

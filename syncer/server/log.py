@@ -97,12 +97,12 @@ class Log:
         """One line: `text`, then the fields. `level` is a name of the logging module."""
         if LEVELS[level] < self.threshold:
             return
-        text, fields = shortened.in_text(text), shortened.in_fields(fields)
+        text = shortened.in_text(text)
         if self.restraint is None or self.restraint.admits(level, text, fields):
             self._write(level, text, fields)
 
     def _write(self, level: str, text: str, fields: dict[str, Any]) -> None:
-        self.lines(self._line(level, text, fields))
+        self.lines(self._line(level, text, shortened.in_fields(fields)))
 
     def gap(self, count: int) -> bytes:
         """The line that stands where so many lines are missing, whatever the level."""

@@ -216,16 +216,16 @@ class Merging:
                 [(c.learner, c.generation, c.weight, c.payload.values())
                  for c in action.contributions])
 
-        job = Job(self._timed(prepare), lambda *done: self._merged(action, payloads, *done))
+        run = self._timed(prepare)
         if self._takes_moments(action.fragment, len(payloads)):
             try:
-                result = job.run()
+                result = run()
             except MemoryError:
                 pass  # a worker's, after all: there it is waited for
             else:
-                job.done(result, None)
+                self._merged(action, payloads, result, None)
                 return
-        self.workers.submit(job)
+        self.workers.submit(Job(run, lambda *done: self._merged(action, payloads, *done)))
 
     def _takes_moments(self, fragment: int, payloads: int) -> bool:
         """Is a merge so small that a worker would cost more? The loop's thread has no team."""

@@ -4,7 +4,8 @@
 cdef class Bulk:
     # One message in the queue or under way; `pieces` is None until it starts.
     cdef readonly object image
-    cdef object pieces, pull
+    cdef list pieces
+    cdef object pull
     cdef Py_ssize_t left, open, offset
     cdef bint final
 

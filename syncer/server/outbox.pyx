@@ -19,7 +19,6 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
 """
 
 from syncer.protocol import Msg
-from syncer.wire.encode import chunk_message
 
 FINAL = Msg.FINAL_FRAGMENT
 
@@ -153,13 +152,14 @@ cdef class Outbox:
         return frames
 
     cpdef tuple next_piece(self):
-        """(bulk, buffers) of the next CHUNK frame, or None; answer with `piece_sent(bulk)`."""
+        """(bulk, buffers) of the next CHUNK frame, or None; answer with `piece_sent(bulk)`. The
+        buffers are everybody's."""
         cdef Bulk bulk = self.feeding
         if bulk is None:
             bulk = self._start()
             if bulk is None:
                 return None
-        buffers = next(bulk.pieces)
+        buffers = bulk.pieces[len(bulk.pieces) - bulk.left]
         bulk.offset += len(buffers[1])
         bulk.image.ready(bulk.offset)
         bulk.left -= 1
@@ -176,11 +176,8 @@ cdef class Outbox:
                     break
             else:
                 del self.queued[key]
-                image = bulk.image
-                pieces = chunk_message(
-                    image.kind, image.head, image.body, self.next_id, self.stripes)
-                bulk.left = len(pieces)
-                bulk.pieces = iter(pieces)
+                bulk.pieces = bulk.image.pieces(self.next_id, self.stripes)
+                bulk.left = len(bulk.pieces)
                 self.next_id += 1
                 self.under_way.append(bulk)
                 return bulk

@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from syncer.core import actions, events
 from syncer.merge import FragmentStore
@@ -34,6 +34,8 @@ LACKING_NS = 100 * 10**6
 """How soon memory is asked for again, and"""
 SAY_AGAIN_NS = 30 * 10**9
 """how often a wait for it is told."""
+VERSIONS_LEAST = 64
+"""From so many on it is looked which versions nobody holds."""
 
 
 class Outgoing:
@@ -54,8 +56,9 @@ class Outgoing:
         self.store, self.find, self.loop, self.log, self.handle = store, find, loop, log, handle
         self.free_spares = free_spares
         self.pool = BufferPool()
-        self.versions: WeakValueDictionary[tuple[int, int, int, int], WireVersion] = (
-            WeakValueDictionary())
+        self.versions: dict[tuple[int, int, int, int], ref[WireVersion]] = {}
+        """Those that somebody holds, and at most as many again that nobody does any more."""
+        self.versions_max = VERSIONS_LEAST
         self.begun_ns: dict[int, int] = {}
         """Of steps whose broadcast is to come: when their commit began."""
         self.behind: deque[tuple[Callable[[Any], None], Any]] = deque()
@@ -223,7 +226,12 @@ class Outgoing:
         """A version on the wire: one for everybody who needs it in this form at the time. Raises
         MemoryError."""
         key = int(kind), source.fragment, source.version, bulk_dtype(dtype)
-        version = self.versions.get(key)
+        known = self.versions.get(key)
+        version = None if known is None else known()
         if version is None:
-            version = self.versions[key] = WireVersion(kind, source, dtype, self.pool)
+            version = WireVersion(kind, source, dtype, self.pool)
+            if len(self.versions) >= self.versions_max:
+                self.versions = {k: held for k, held in self.versions.items() if held() is not None}
+                self.versions_max = max(VERSIONS_LEAST, 2 * len(self.versions))
+            self.versions[key] = ref(version)
         return version

@@ -47,7 +47,7 @@ from syncer.server.seen import EverSeen
 from syncer.server.telling import PacedNotices
 from syncer.server.wire_version import Source, WireVersion
 from syncer.steps import fragment_of, version_at
-from syncer.wire.encode import bcast_head, encode_error, encode_manifest, encode_shutdown
+from syncer.wire.encode import encode_error, encode_manifest, encode_shutdown
 from syncer.wire.extended import SessionLayout, encode_session_layout
 from syncer.wire.extension import Role
 from syncer.wire.hello import Claim, Hello
@@ -75,27 +75,25 @@ class Pinned:
     """One version of a cut that a reader has not got yet, as an outbox takes it; its bytes are made
     when they are asked for."""
 
-    __slots__ = ("_made", "_make", "fragment", "head", "kind", "source", "version")
+    __slots__ = ("_made", "_make", "fragment", "kind", "source", "version")
 
     def __init__(self, source: Source, make: Callable[[Source], WireVersion]):
         self.kind = Msg.BCAST_FRAGMENT
         self.fragment, self.version = source.fragment, source.version
-        self.head = bcast_head(source.fragment, source.version)
         self.source: Source | None = Parameters(source.fragment, source.version, source.params)
         self._make = make
         self._made: WireVersion | None = None
 
-    @property
-    def body(self) -> memoryview:
+    def pieces(self, msg_id: int, streams: int) -> list[list[bytes | memoryview]]:
         """Raises MemoryError."""
         if self._made is None:
             assert self.source is not None  # it is there until it was made
             self._made, self.source = self._make(self.source), None
-        return self._made.body
+        return self._made.pieces(msg_id, streams)
 
     def ready(self, end: int) -> None:
-        """Make `body[:end]` final."""
-        assert self._made is not None  # its body was asked for
+        """Make the first `end` bytes of its body final."""
+        assert self._made is not None  # its pieces were asked for
         self._made.ready(end)
 
 

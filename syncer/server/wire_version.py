@@ -14,7 +14,7 @@ import numpy as np
 from syncer.kernels import encode_bf16
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import DTYPE_F32, Msg, bulk_dtype
-from syncer.wire.encode import bcast_head, final_head
+from syncer.wire.encode import bcast_head, chunk_message, final_head
 
 
 class Source(Protocol):
@@ -31,8 +31,8 @@ class Source(Protocol):
 
 
 class Image(Protocol):
-    """What an outbox takes: a version as a message, of which `body[:end]` is final after
-    `ready(end)`."""
+    """What an outbox takes: a version as a message, in pieces of a head and a part of its body, of
+    which the first `end` bytes are final after `ready(end)`. Nobody may change a piece."""
 
     @property
     def kind(self) -> Msg: ...
@@ -43,11 +43,7 @@ class Image(Protocol):
     @property
     def version(self) -> int: ...
 
-    @property
-    def head(self) -> bytes: ...
-
-    @property
-    def body(self) -> memoryview: ...
+    def pieces(self, msg_id: int, streams: int) -> list[list[bytes | memoryview]]: ...
 
     def ready(self, end: int) -> None: ...
 
@@ -59,10 +55,13 @@ class WireVersion:
     which has it back when the last view is gone.
     """
 
-    __slots__ = ("__weakref__", "body", "encoded", "fragment", "head", "kind", "params", "version")
+    __slots__ = ("__weakref__", "body", "cut", "encoded", "fragment", "head", "kind", "params",
+                 "version")
 
     def __init__(self, kind: Msg, source: Source, dtype: int, pool: BufferPool):
         self.kind = kind
+        self.cut: tuple[tuple[int, int], list[list[bytes | memoryview]]] | None = None
+        """Its newest `pieces`, and what they were asked for."""
         self.params: np.ndarray | None = None
         """What is still to be encoded."""
         self.fragment: int = source.fragment
@@ -77,6 +76,14 @@ class WireVersion:
             self.body = memoryview(pool.take((numel + 1) // 2)).cast("B")[: 2 * numel]
             self.encoded = 0
             self.params = source.params
+
+    def pieces(self, msg_id: int, streams: int) -> list[list[bytes | memoryview]]:
+        """Its CHUNK frames. Learners that were sent as many messages share them: to cut them for
+        each of 64 was a tenth of a small round."""
+        if self.cut is None or self.cut[0] != (msg_id, streams):
+            self.cut = (msg_id, streams), chunk_message(
+                self.kind, self.head, self.body, msg_id, streams)
+        return self.cut[1]
 
     def ready(self, end: int) -> None:
         """Make `body[:end]` final. `end` may lie inside a value."""
