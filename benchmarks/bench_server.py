@@ -86,7 +86,6 @@ def relay(port: int, dtype: int) -> None:
     for fragment, shape in enumerate(DEMO.fragments):
         store.adopt(fragment, np.zeros(shape.numel, np.float32))
     pool = BufferPool()
-    pool.spare_bytes_max = 8 * 4 * DEMO.largest
     deltas = [memoryview(bytearray(4 * DEMO.largest)) for _ in range(LEARNERS)]
     step = 0
     while True:
@@ -140,7 +139,6 @@ class Sink:
         self.loop = SelectorLoop()
         self.workers = ThreadWorkers(self.loop)
         self.pool = BufferPool()
-        self.pool.spare_bytes_max = 8 * 4 * NUMEL
         self.ingest = Ingest(self.workers, self.pool, 1, handle=self.handle, left=self.left,
                              say_farewell=self.left, report=lambda group, report: None)
         self.pushes = 0

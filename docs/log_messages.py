@@ -97,8 +97,9 @@ MEANINGS = {
     "the system failed a connection":
         "a system call for it was refused, `error` says why; it ends and nobody else",
     "memory of this run at most":
-        "in MiB, the sum and its parts (server.md), beside the process; `with_readers`: with all "
-        "of --max-readers, each slower than the rounds",
+        "in MiB, the sum and its parts, beside the process; `formula` with the parameters of the "
+        "model (`P`) and of the fragments in flight (`G`); `with_slow_learners`, `with_readers`: "
+        "with all of them, and with --max-readers, slower than the rounds (server.md)",
     "learner connected":
         "a HELLO was accepted; the run's step, and what was merged of this learner before",
     "data sockets that a HELLO declared have not come":

@@ -47,7 +47,7 @@ MERGED = (
     Stop("syncer/server/merging.py", "start", "the merge as a job"),
     Stop("syncer/merge/fragments.py", "prepare", "the next version, unpublished"),
     Stop("syncer/merge/versions.py", "FragmentVersion", "what is published and never changes"),
-    Stop("syncer/merge/loans.py", "Loans", "when its memory may be used again"),
+    Stop("syncer/pages.pyx", "take_block", "memory for the next one, used again"),
     Stop("syncer/merge/plan.pyx", "Plan", "which block of which tensor"),
     Stop("syncer/merge/optimizers.py", "OPTIMIZERS", "the outer step's constants"),
     Stop("syncer/merge/engine.pyx", "merge", "the door to C"),

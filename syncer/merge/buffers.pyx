@@ -1,12 +1,8 @@
-"""Memory of fragment versions: arrays that go back to a pool; must not know what they hold.
+"""Memory of fragment versions: arrays that are used again; must not know what they hold.
 
 A `Buffer` exports its f32 elements by the buffer protocol. Every array made from it keeps it alive,
-so it returns to its pool exactly when nothing can read it any more: the last version, view or
-memoryview is gone. From then on its memory may be written again.
-
-Capacities come in eight classes per power of two. Memory above a fragment's length is never
-touched, so the rounding costs address space only, and fragments of nearly the same size share
-spares.
+so its memory goes back exactly when nothing can read it any more: the last version, view or
+memoryview is gone. From then on it may be written again, by whoever takes a block (pages.pyx).
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBUF_STRIDES, PyBUF_WRITABLE
@@ -15,120 +11,41 @@ from libc.string cimport memset
 
 cimport cython
 
-
-cdef extern from *:
-    """
-    #include <stdlib.h>
-    #include <string.h>
-    #include <sys/mman.h>
-    #define SYNCER_HUGE_PAGE ((size_t)2 << 20)
-    /* +0 in every byte. Large blocks are untouched pages (huge ones if the system likes): zero
-     * without being written, and given back to the system by free. */
-    static void *syncer_fragment_memory(size_t bytes) {
-        void *memory = NULL;
-        if (bytes < 2 * SYNCER_HUGE_PAGE) {
-            if (posix_memalign(&memory, 64, bytes)) return NULL;
-            return memset(memory, 0, bytes);
-        }
-        char *all = mmap(NULL, bytes + SYNCER_HUGE_PAGE, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (all == MAP_FAILED) return NULL;
-        size_t before = -(size_t)all & (SYNCER_HUGE_PAGE - 1);
-        if (before) (void)munmap(all, before);
-        (void)munmap(all + before + bytes, SYNCER_HUGE_PAGE - before);
-    #ifdef MADV_HUGEPAGE
-        (void)madvise(all + before, bytes, MADV_HUGEPAGE); /* advice: slower without, not wrong */
-    #endif
-        return all + before;
-    }
-    static void syncer_fragment_free(void *memory, size_t bytes) {
-        if (memory == NULL) return;
-        if (bytes < 2 * SYNCER_HUGE_PAGE) free(memory);
-        else (void)munmap(memory, bytes);
-    }
-    """
-    Py_ssize_t PY_SSIZE_T_MAX
-    void* syncer_fragment_memory(size_t bytes)
-    void syncer_fragment_free(void* memory, size_t bytes)
+from syncer.pages cimport give_block, take_block
 
 cdef char* FORMAT = b"f"
-
-
-cdef Py_ssize_t capacity_class(Py_ssize_t numel) noexcept:
-    """Smallest (8 + i) * 2**k elements, i in 0..7, that hold `numel`."""
-    cdef Py_ssize_t unit = 128
-    while unit * 16 < numel:
-        unit *= 2
-    return (numel + unit - 1) // unit * unit
 
 
 @cython.final
 @cython.no_gc
 cdef class BufferPool:
-    """Counts the buffers in use and keeps a bounded number of bytes of returned ones.
-
-    bytes_max: spares are freed where they and the buffers in use are more together.
+    """Counts the buffers in use.
 
     Its methods are called with the GIL held and run no Python code in between, so a buffer may come
     back on any thread.
     """
 
     def __cinit__(self):
-        self._spare = []
-        self._spare_bytes_max = 0
-        self.bytes_max = PY_SSIZE_T_MAX
         self.live = 0
         self.live_bytes = 0
-        self.spare_bytes = 0
-
-    @property
-    def spare_bytes_max(self):
-        """Most bytes of spare memory kept; what comes back beyond it is freed, oldest first."""
-        return self._spare_bytes_max
-
-    @spare_bytes_max.setter
-    def spare_bytes_max(self, Py_ssize_t value):
-        self._spare_bytes_max = value
-        self.trim()
 
     def take(self, Py_ssize_t numel, bint zero=False):
-        """A writable buffer of `numel` f32 elements: a spare if one fits, new memory otherwise.
+        """A writable buffer of `numel` f32 elements.
 
         `zero` fills it with +0; otherwise its elements are unspecified. Raises MemoryError.
         """
-        cdef Buffer buffer, best = None
-        cdef Py_ssize_t wanted = capacity_class(numel), i, place = 0
         if numel <= 0:
             raise ValueError(f"a buffer holds at least one element, not {numel}")
-        for i in range(len(self._spare)):
-            buffer = self._spare[i]
-            # A much larger spare would tie up memory that its own fragment will ask for again.
-            if numel <= buffer.capacity <= wanted + wanted // 4 and (
-                best is None or buffer.capacity < best.capacity
-            ):
-                best, place = buffer, i
-                if buffer.capacity == wanted:
-                    break
-        cdef Buffer fresh = Buffer.__new__(Buffer)
-        if best is not None:
-            del self._spare[place]
-            self.spare_bytes -= best.capacity * sizeof(float)
-            fresh.data, fresh.capacity = best.data, best.capacity
-            best.data = NULL
-            if zero:
-                memset(fresh.data, 0, numel * sizeof(float))
-        else:
-            fresh.capacity = wanted
-            fresh.data = <float*>syncer_fragment_memory(wanted * sizeof(float))
-            if fresh.data == NULL:
-                raise MemoryError(f"no memory for a fragment buffer of {wanted * 4} bytes")
-        fresh.numel = numel
-        fresh.frozen = False
-        fresh.pool = self
-        self.live += 1
-        self.live_bytes += numel * sizeof(float)
-        self.trim()
-        return fresh
+        cdef Buffer buffer = Buffer.__new__(Buffer)
+        cdef size_t nbytes = <size_t>numel * sizeof(float)
+        cdef bint is_zero = False
+        buffer.data = <float*>take_block(nbytes, &is_zero)
+        if buffer.data == NULL:
+            raise MemoryError(f"no memory for a fragment buffer of {nbytes} bytes")
+        if zero and not is_zero:
+            memset(buffer.data, 0, nbytes)
+        self.count(buffer, numel)
+        return buffer
 
     def adopt(self, source):
         """A frozen buffer over the memory of `source` (f32, C-contiguous), which it keeps alive.
@@ -145,32 +62,15 @@ cdef class BufferPool:
                              "aligned copy")
         buffer.source = view
         buffer.data = <float*>&view[0]
-        buffer.numel = buffer.capacity = view.shape[0]
         buffer.frozen = True
-        buffer.pool = self
-        self.live += 1
-        self.live_bytes += buffer.numel * sizeof(float)
+        self.count(buffer, view.shape[0])
         return buffer
 
-    cdef void give_back(self, Buffer buffer):
-        self.live -= 1
-        self.live_bytes -= buffer.numel * sizeof(float)
-        if buffer.source is not None:
-            return
-        cdef Buffer spare = Buffer.__new__(Buffer)
-        spare.data, spare.capacity = buffer.data, buffer.capacity
-        buffer.data = NULL
-        self._spare.append(spare)
-        self.spare_bytes += spare.capacity * sizeof(float)
-        self.trim()
-
-    cdef void trim(self):
-        cdef Buffer oldest
-        while self._spare and (self.spare_bytes > self._spare_bytes_max
-                               or self.spare_bytes > self.bytes_max - self.live_bytes):
-            oldest = self._spare.pop(0)
-            self.spare_bytes -= oldest.capacity * sizeof(float)
-            # its memory is freed by its own __dealloc__
+    cdef void count(self, Buffer buffer, Py_ssize_t numel):
+        buffer.numel = numel
+        buffer.pool = self
+        self.live += 1
+        self.live_bytes += numel * sizeof(float)
 
 
 @cython.final
@@ -205,6 +105,7 @@ cdef class Buffer:
 
     def __dealloc__(self):
         if self.pool is not None:
-            self.pool.give_back(self)
+            self.pool.live -= 1
+            self.pool.live_bytes -= self.numel * sizeof(float)
         if self.source is None:
-            syncer_fragment_free(self.data, self.capacity * sizeof(float))
+            give_block(self.data, self.numel * sizeof(float))

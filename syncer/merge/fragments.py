@@ -1,8 +1,8 @@
 """Fragments of the model and their versions; must not know sockets, rounds or clocks.
 
 A published version never changes: whoever holds one reads the same bytes for as long as they like.
-A merge writes the next version into spare buffers, and publishing it swaps one reference. When the
-last holder of a version (or of one of its arrays) lets go, its buffers become spares again.
+A merge writes the next version into memory of its own, and publishing it swaps one reference. When
+the last holder of a version (or of one of its arrays) lets go, that memory is used again.
 
 `prepare` may run on several threads at once, for different fragments; everything else belongs to
 the thread that owns the store.
@@ -10,9 +10,10 @@ the thread that owns the store.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
+
+import numpy as np
 
 from syncer.errors import ConfigError, InvariantViolation
 from syncer.layout import AVG, ISO, MERGE_MODES, RDA, Layout
@@ -22,7 +23,6 @@ from syncer.merge.correction import checked
 from syncer.merge.finite import Excluded, NothingFinite, worst
 from syncer.merge.folds import ExactFold, Fold, FoldOptions, Member, StreamingFold
 from syncer.merge.iso import flatten_all
-from syncer.merge.loans import Loans
 from syncer.merge.optimizers import Optimizer, Scalars, optimizer
 from syncer.merge.plan import Plan
 from syncer.merge.robust import (
@@ -40,7 +40,6 @@ from syncer.ranges import DELTA_CORRECTION, FOLD, HelocoConstants, OuterConstant
 from syncer.steps import merges_at
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Contribution: TypeAlias = "tuple[int, int, float, NDArray[np.float32]]"
@@ -112,7 +111,8 @@ class FragmentStore:
         self._plans = [Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
         self._pool = BufferPool()
-        self._loans = Loans(self._pool, layout.largest)
+        self._nothing: NDArray[np.float32] | None = None
+        """+0 for every element of a fragment, in memory that is never written, so takes none."""
         self._arrays = 1 + len(self._optimizer.state)
 
     @property
@@ -124,11 +124,6 @@ class FragmentStore:
     def live_bytes(self) -> int:
         """Bytes of the live buffers."""
         return self._pool.live_bytes
-
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes kept for the next merges: at most one result per round that commits at once."""
-        return self._pool.spare_bytes
 
     def adopt(self, fragment: int, params: NDArray[np.float32], *, version: int = 0,
               renumbered: int = 0,
@@ -147,7 +142,7 @@ class FragmentStore:
                              f"the given state has {sorted(state)}")
         buffers = [self._pool.adopt(params)]
         for name in names:
-            buffers.append(self._pool.take(numel, zero=True) if state is None
+            buffers.append(self._zero(numel) if state is None
                            else self._pool.adopt(state[name]))
         for name, buffer in zip(("params", *names), buffers, strict=True):
             if len(buffer) != numel:
@@ -227,7 +222,12 @@ class FragmentStore:
 
     def _zeros(self, base: FragmentVersion) -> tuple[Buffer, ...]:
         """Optimizer state as at the beginning."""
-        return tuple(self._pool.take(len(buffer), zero=True) for buffer in base.buffers[1:])
+        return tuple(self._zero(len(buffer)) for buffer in base.buffers[1:])
+
+    def _zero(self, numel: int) -> Buffer:
+        if self._nothing is None:
+            self._nothing = np.zeros(self.layout.largest, np.float32)
+        return self._pool.adopt(self._nothing[:numel])
 
     def _stands(self, fragment: int) -> bool:
         """Is the step finite when only zeros are merged?"""
@@ -236,7 +236,7 @@ class FragmentStore:
         outputs = [self._pool.take(plan.numel) for _ in range(self._arrays)]
         return engine.run(
             plan, mode=AVG, gradients=[], weights=[], most=self._most,
-            merged=self._pool.take(plan.numel, zero=True), params=base.buffers[0],
+            merged=self._zero(plan.numel), params=base.buffers[0],
             state=base.buffers[1:], params_out=outputs[0], state_out=tuple(outputs[1:]),
             outer=kernel, scalars=scalars)[1] < 0
 
@@ -267,8 +267,6 @@ class FragmentStore:
         }
         fold: Fold = (ExactFold(sums, roster, **options) if kind == "exact"
                       else StreamingFold(sums, **options))
-        self._loans.lend(1 + directed)
-        weakref.finalize(fold, self._loans.take_back, 1 + directed)
         return fold
 
     def prepare_fold(self, step: int, fold: Fold) -> Prepared:
@@ -309,7 +307,6 @@ class FragmentStore:
             stats = explain((folded if folded is not None else sums[0], sums[1]), members, gnorm,
                             plan.numel, mu)
         result = FragmentVersion(fragment, step, base.commits + 1, self._optimizer.state, outputs)
-        self._loans.lend(self._arrays)
         return Prepared(step, gnorm, base, result, stats), -1
 
     def _run(self, base: FragmentVersion, outputs: list[Buffer], source: _Source,
@@ -361,14 +358,10 @@ class FragmentStore:
                 f"the merge of step {prepared.step} started from version {base.version} "
                 f"of fragment {prepared.fragment}, which is at version {now}")
         self._current[prepared.fragment] = result
-        self._close(prepared)
+        prepared.drop()
         return result
 
     def discard(self, prepared: Prepared) -> None:
         """Gives the buffers of a result that will not be published back; harmless when repeated."""
         if prepared.result is not None:
-            self._close(prepared)
-
-    def _close(self, prepared: Prepared) -> None:
-        prepared.drop()
-        self._loans.take_back(self._arrays)
+            prepared.drop()

@@ -142,10 +142,12 @@ class Ingest(Reports):
                 self.handle(events.Push(push.learner, generation, *head, decoded))
                 return
 
-        def run() -> int:
-            return decode(tensor, decoded.buffer, True, 1) if bad is None else bad
+        del tensor  # no job holds the bytes that are decoded
 
-        pending = Pending(f"PUSH_FRAGMENT fragment {push.fragment}", tensor, decoded,
+        def run() -> int:
+            return bad if bad is not None else decode(pending.tensor, decoded.buffer, True, 1)
+
+        pending = Pending(f"PUSH_FRAGMENT fragment {push.fragment}", push.delta, decoded,
                           lambda payload: events.Push(push.learner, generation, *head, payload))
         self._submit(group, pending, run, None, inline=bad is not None)
 

@@ -1,16 +1,17 @@
 """How much memory a run takes at most, part by part; must not take or measure any.
 
-docs/server.md explains the parts. Every part is a bound of what honest learners can cause, rounded
-up; the process itself, with its code, its threads and their working memory, comes on top.
+docs/server.md explains the parts and the formula. What takes turns shares its memory (pages.pyx),
+so the parts are those of the moment at which a round takes most. The process itself, with its code
+and its threads, comes on top.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from typing import NamedTuple
 
 from syncer.config import Config
-from syncer.layout import ISO, Layout
+from syncer.layout import ISO, RDA, Layout
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.protocol import DTYPE_F32, bulk_dtype, tensor_bytes
 from syncer.server.ingest import DECODING_MAX
@@ -24,81 +25,26 @@ SOCKET_BYTES = 128 << 10
 """Buffers and objects of one connection."""
 HEADS_BYTES = 256
 """Of a message of a tensor: its header, its fields, and the alignment of what is behind them."""
-RECEIVED_SPARE_MAX = 256 << 20
-"""Freed blocks that the process keeps for the next messages: `wire.payload`'s limit."""
-
-
-HUGE = 2 * MIB
-"""Large pieces are whole pages of this size."""
+BLOCK = 64 << 10
+"""Large pieces are whole ones of these: `pages`' grain."""
+WORKING_BYTES = 16 * MIB
+"""Working memory of merges, stacks of teams and what the interpreter keeps; and"""
+PAGE = 2 * MIB
+"""for each piece that comes and goes a huge page that is in use in part."""
+SAVING_BYTES = 16 * MIB
+"""What a checkpoint is written through."""
 INITIAL_AT_ONCE = DECODING_MAX + 1
 """Initial values of learner 0 that are being decoded, and the one behind them that comes."""
 
 
-def in_pool(numel: int) -> int:
-    """What a buffer of f32 values takes: small ones come in classes that are an eighth apart, of
-    large ones only the pages that are written exist."""
-    size = 4 * numel
-    return size + size // 8 if size < 2 * HUGE else whole_pages(size)
+def in_blocks(size: int) -> int:
+    """What a piece of so many bytes takes."""
+    return size if size < BLOCK else -(-size // BLOCK) * BLOCK
 
 
 def as_received(size: int) -> int:
     """What the message of a tensor of this size takes until it is decoded."""
-    return size + HEADS_BYTES if size + HEADS_BYTES < HUGE else whole_pages(size + HEADS_BYTES)
-
-
-def whole_pages(size: int) -> int:
-    return -(-size // HUGE) * HUGE
-
-
-def received_bytes(layout: Layout, dtype: int, learners: int, depth: int) -> int:
-    """Messages that are complete or come, and freed ones that are kept for the next.
-
-    A block that was freed is taken again by the next message that needs one of its size. So there
-    are never more blocks of one size, in use or kept, than were in use at once: of each learner one
-    for every fragment of that size that has a round in flight, and some initial values.
-    """
-    pushes, initial = ([as_received(tensor_bytes(fragment.numel, kind))
-                        for fragment in layout.fragments] for kind in (dtype, bulk_dtype(dtype)))
-    live = max(learners * sum(heapq.nlargest(depth, pushes)),
-               sum(heapq.nlargest(INITIAL_AT_ONCE, initial)))
-    sizes = Counter({size: learners * min(depth, count) * size
-                     for size, count in Counter(pushes).items()})
-    for size, count in Counter(initial).items():
-        sizes[size] = max(sizes[size], min(INITIAL_AT_ONCE, count) * size)
-    return min(sizes.total(), live + RECEIVED_SPARE_MAX)
-
-
-def memory_parts(config: Config, layout: Layout, dtype: int) -> dict[str, int]:
-    """Bytes at most, by part, for a session of this layout in this dtype."""
-    in_f32 = [in_pool(fragment.numel) for fragment in layout.fragments]
-    model, largest = sum(in_f32), max(in_f32)
-    state = len(OPTIMIZERS[config.outer_optimizer].state)
-    learners, fragments = config.learners, len(in_f32)
-    depth = depth_of(config, fragments)
-    encoded = bulk_dtype(dtype) != DTYPE_F32
-    iso = max((numel for fragment in layout.fragments if fragment.merge_mode == ISO
-               for numel in fragment.numels), default=0)
-    copies = 1 + state if config.background_checkpoint else 0
-    parked = as_received(tensor_bytes(layout.largest, dtype))
-    return {
-        "parameters": model,
-        "optimizer": model * state,
-        "merges": depth * (largest * (1 + state + (2 if config.fold != "batch" else 0))
-                           + 8 * ISO_F64_ARRAYS * iso),
-        "pushes": pushes_max(config, layout) + (
-            learners * parked * fragments if config.late_carry else 0),
-        "received": received_bytes(layout, dtype, learners, depth),
-        "broadcasts": (model // 2 + largest * (learners + 1)) if encoded else largest * learners,
-        "checkpoint": copies * model + (16 * MIB if config.checkpoint_path else 0),
-        "queues": LOG_BYTES_MAX + TAPE_BYTES_MAX + SOCKET_BYTES * 5 * learners,
-    }
-
-
-def readers_max(config: Config, layout: Layout) -> int:
-    """Beside these parts, when all the readers that may come are slow: of each fragment of a cut
-    one version for each of them, and bf16 bytes of the one in hand."""
-    in_f32 = [in_pool(fragment.numel) for fragment in layout.fragments]
-    return config.max_readers * (sum(in_f32) + max(in_f32) // 2 + SOCKET_BYTES)
+    return in_blocks(size + HEADS_BYTES)
 
 
 def depth_of(config: Config, fragments: int) -> int:
@@ -106,16 +52,119 @@ def depth_of(config: Config, fragments: int) -> int:
     return min(max(config.pipeline, 1), fragments)
 
 
-def pushes_max(config: Config, layout: Layout) -> int:
-    """Decoded pushes, and the buffers that are kept for the next ones: of each learner one for each
-    round in flight, and one more."""
-    in_f32 = [in_pool(fragment.numel) for fragment in layout.fragments]
-    at_once = heapq.nlargest(depth_of(config, len(in_f32)), in_f32)
-    return config.learners * sum(at_once) + max(in_f32)
+class Sizes:
+    """What the parts are made of, in bytes."""
+
+    def __init__(self, config: Config, layout: Layout, dtype: int):
+        self.in_f32 = [in_blocks(4 * fragment.numel) for fragment in layout.fragments]
+        self.depth = depth_of(config, len(self.in_f32))
+        self.learners = config.learners
+        self.model, self.largest = sum(self.in_f32), max(self.in_f32)
+        self.at_once = self._at_once(self.in_f32)
+        """Of the fragments that are in flight at most."""
+        pushes = [as_received(tensor_bytes(fragment.numel, dtype)) for fragment in layout.fragments]
+        self.sent = self._at_once(pushes)
+        """Of their pushes of one learner, as received."""
+        self.sent_max, self.sent_all = max(pushes), sum(pushes)
+        self.initial = sum(heapq.nlargest(INITIAL_AT_ONCE, (
+            as_received(tensor_bytes(fragment.numel, bulk_dtype(dtype)))
+            for fragment in layout.fragments)))
+        self.encoded = bulk_dtype(dtype) != DTYPE_F32
+        self.state = len(OPTIMIZERS[config.outer_optimizer].state)
+        self.sums = 0 if config.fold == "batch" else (
+            2 if any(fragment.merge_mode == RDA for fragment in layout.fragments) else 1)
+        self.matrix = max((numel for fragment in layout.fragments if fragment.merge_mode == ISO
+                           for numel in fragment.numels), default=0)
+
+    def _at_once(self, sizes: list[int]) -> int:
+        return sum(heapq.nlargest(self.depth, sizes))
+
+    def rounds(self) -> int:
+        """Pushes, results and sums of the rounds in flight.
+
+        A round has all its pushes decoded when its result is computed, and none of their bytes as
+        received; before that it has no result. A fold has let go of its pushes by then.
+        """
+        result = (1 + self.state) * self.at_once + self.depth * 8 * ISO_F64_ARRAYS * self.matrix
+        decoded, received = self.learners * self.at_once, self.learners * self.sent
+        if self.sums:
+            return self.sums * self.at_once + max(result, decoded + received)
+        return decoded + max(result, received)
 
 
-def in_mib(parts: dict[str, int], readers: int) -> dict[str, int]:
-    """The sum and the parts in MiB, rounded up, as they are told; and the sum with readers."""
+def memory_parts(config: Config, layout: Layout, dtype: int) -> dict[str, int]:
+    """Bytes at most, by part, for a session of this layout in this dtype, while everybody reads
+    what is sent."""
+    sizes = Sizes(config, layout, dtype)
+    optimizer = sizes.state * sizes.model
+    rounds, broadcasts = sizes.rounds(), sizes.at_once // 2 if sizes.encoded else 0
+    late = 0
+    if config.quorum < config.learners:  # it comes when its round has closed
+        late = sizes.largest + sizes.sent_max
+    if config.late_carry:
+        late += config.learners * sizes.sent_all
+    return {
+        "parameters": sizes.model,
+        "optimizer": optimizer,
+        "rounds": max(rounds, sizes.initial - optimizer - broadcasts),
+        "broadcasts": broadcasts,
+        "late": late,
+        "checkpoint": ((1 + sizes.state) * sizes.model if config.background_checkpoint else 0)
+        + (SAVING_BYTES if config.checkpoint_path else 0),
+        "working": WORKING_BYTES + PAGE * sizes.depth * (sizes.learners + 1 + sizes.state),
+    }
+
+
+def moving_bytes(parts: dict[str, int]) -> int:
+    """Of these parts: what comes and goes with the rounds."""
+    return parts["rounds"] + parts["broadcasts"] + parts["late"]
+
+
+def kept_max(parts: dict[str, int]) -> int:
+    """Free memory that stays with the process: what rounds use, and some more so that none of it is
+    given back and faulted in again. What slow readers have held is."""
+    return moving_bytes(parts) * 5 // 4 + WORKING_BYTES
+
+
+def slow_learners_max(config: Config, layout: Layout, dtype: int) -> int:
+    """Beside these parts, when all learners are slow to read: versions that they are in the middle
+    of and the bytes of the newest ones, and what queues for log, tape and connections."""
+    sizes = Sizes(config, layout, dtype)
+    versions = sizes.largest * sizes.learners
+    return (versions + sizes.model // 2 if sizes.encoded else versions) + (
+        LOG_BYTES_MAX + TAPE_BYTES_MAX + SOCKET_BYTES * 5 * sizes.learners)
+
+
+def readers_max(config: Config, layout: Layout) -> int:
+    """Beside these parts, when all the readers that may come are slow: of each fragment of a cut
+    one version for each of them, and bf16 bytes of the one in hand."""
+    in_f32 = [in_blocks(4 * fragment.numel) for fragment in layout.fragments]
+    return config.max_readers * (sum(in_f32) + max(in_f32) // 2 + SOCKET_BYTES)
+
+
+class Formula(NamedTuple):
+    """The parts that grow with the model, as bytes per parameter."""
+
+    text: str
+    parameters: int
+    in_flight: int
+
+
+def formula_of(config: Config, layout: Layout, parts: dict[str, int]) -> Formula:
+    """`8 P + 18 G`: P parameters in all, G in the fragments that are in flight at most."""
+    numels = [fragment.numel for fragment in layout.fragments]
+    in_flight = sum(heapq.nlargest(depth_of(config, len(numels)), numels))
+    kept = parts["parameters"] + parts["optimizer"] + parts["checkpoint"]
+    each = [f"{size / count:.3g} {name}" for size, count, name in (
+        (kept, sum(numels), "P"), (moving_bytes(parts), in_flight, "G"))]
+    return Formula(" + ".join(each), sum(numels), in_flight)
+
+
+def in_mib(parts: dict[str, int], *beside: int) -> dict[str, int]:
+    """The sum and the parts in MiB, rounded up, as they are told; and the sum with slow learners,
+    and with slow readers as well."""
     whole = {name: -(-size // MIB) for name, size in parts.items()}
     total = sum(whole.values())
-    return {"mib": total, **whole, "with_readers": total - (-readers // MIB)}
+    slow, readers = (-(-size // MIB) for size in beside)
+    return {"mib": total, **whole, "with_slow_learners": total + slow,
+            "with_readers": total + slow + readers}

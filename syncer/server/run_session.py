@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from syncer import pages
 from syncer.checkpoint.saver import Outcome
 from syncer.config import Config
 from syncer.core import actions, events
@@ -29,7 +30,14 @@ from syncer.server.ingest import Ingest, Intake
 from syncer.server.introducing import take_records, welcome
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
-from syncer.server.memory import in_mib, memory_parts, pushes_max, readers_max
+from syncer.server.memory import (
+    formula_of,
+    in_mib,
+    kept_max,
+    memory_parts,
+    readers_max,
+    slow_learners_max,
+)
 from syncer.server.merging import Merging, check_as_bf16
 from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
@@ -41,7 +49,6 @@ from syncer.server.telling import PacedNotices
 from syncer.server.workers import Workers
 from syncer.wire.hello import Hello
 from syncer.wire.identity import Identity
-from syncer.wire.payload import free_spares
 
 CONNECTIONS_MAX = 4
 """Of one learner: its newest one, and those before it that are about to die."""
@@ -86,7 +93,7 @@ class RunSession:
         self.pool = BufferPool()
         self.workers = Shortage(
             parts.workers, loop, parts.log, limit_ns=config.quorum_timeout_s * 10**9,
-            free_spares=lambda: _free_spares(self.pool))
+            free_spares=pages.free_kept)
         self.merging = Merging(config, hello.layout, self.workers, loop, handle, bf16=bf16)
         if bf16:
             check_as_bf16(parts.persistence.loaded)
@@ -97,16 +104,22 @@ class RunSession:
                              report=self.reports.take, keep_wire=config.late_carry)
         self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
                                  log=parts.log, handle=handle,
-                                 free_spares=lambda: _free_spares(self.pool),
+                                 free_spares=pages.free_kept,
                                  catchups_max=config.max_concurrent_catchups,
                                  write_timeout_ns=config.write_timeout_s * 10**9,
                                  notice=self.notices.say)
-        most = pushes_max(config, hello.layout)
-        self.pool.spare_bytes_max = self.pool.bytes_max = most
-        self.outgoing.pool.spare_bytes_max = 4 * hello.layout.largest  # two bf16 bodies
-        parts.log.info("memory of this run at most",
-                       **in_mib(memory_parts(config, hello.layout, hello.dtype),
-                              readers_max(config, hello.layout)))
+        self._say_memory()
+
+    def _say_memory(self) -> None:
+        """How much the run takes at most; as much of it as comes and goes stays in the process."""
+        config, layout, dtype = self.parts.config, self.hello.layout, self.hello.dtype
+        parts = memory_parts(config, layout, dtype)
+        pages.keep_at_most(kept_max(parts))
+        formula = formula_of(config, layout, parts)
+        self.parts.log.info(
+            "memory of this run at most",
+            **in_mib(parts, slow_learners_max(config, layout, dtype), readers_max(config, layout)),
+            formula=formula.text, P=formula.parameters, G=formula.in_flight)
 
     def owners(self) -> Owners:
         """Who carries out the actions that need a session."""
@@ -295,10 +308,3 @@ class RunSession:
             promised.cancel()
         self.workers.close()
         self.merging.close()
-
-
-def _free_spares(pool: BufferPool) -> None:
-    """Memory is short: give back what is only kept for the next payloads."""
-    most, pool.spare_bytes_max = pool.spare_bytes_max, 0
-    pool.spare_bytes_max = most
-    free_spares()

@@ -1,9 +1,4 @@
 # Compiled from payload.pyx, where the docstrings are.
-SPARE_BYTES_MAX: int
-
-def spare_bytes() -> int: ...
-def free_spares() -> None: ...
-
 class Payload:
     @property
     def size(self) -> int: ...

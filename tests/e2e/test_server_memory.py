@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,11 @@ import pytest
 from syncer.core import events as ev
 from syncer.layout import RDA
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
-from syncer.server import ingest, memory
+from syncer.server import ingest
 from syncer.server.workers import Job
-from syncer.wire import payload
 from tests.e2e.scripted import PATIENCE_S, ServerProcess, ServerThread, layout_of, wait_until
 
-LARGE, SMALL = 200_000, 10
+LARGE, SMALL, MIB = 200_000, 10, 1 << 20
 
 
 def test_small_pushes_behind_a_large_one_are_not_read_without_limit(tmp_path):
@@ -43,76 +43,86 @@ def test_small_pushes_behind_a_large_one_are_not_read_without_limit(tmp_path):
         assert steps == [1, *range(2, 2 + 2 * pushes, 2)]
 
 
-SLACK_BYTES = 32 << 20
-"""For what allocators and the interpreter keep: a sixth of the smallest sum here."""
-TIGHT = 1.75
-"""What is told is at most so many times what is used, where all learners answer at once and read
-what they are sent: 1.2 to 1.6 times was measured."""
-MIXED_SIZES, EQUAL_SIZES = (3_000_000, 2_000_000, 3_000_000), (2_000_000,) * 4
+RARELY_LESS = 0.8
+"""Where a round is waited for by everybody, so much of what is told is used at least: 0.91 to 1.0
+was measured. Where rounds overlap it depends on how far they do."""
+BARRIER, MIXED_SIZES, EQUAL_SIZES = ("--pipeline", "1"), (6_000_000, 4_000_000), (4_000_000,) * 4
+FAULTS_PER_GB = 1_000
+"""For each GB received. If its memory, that of its values and that of results were faulted in, it
+would be some 2,500 huge pages, or a million small ones; 0 to 120 were measured."""
 
 
-@pytest.mark.parametrize(("numels", "learners", "dtype", "flags"), [
-    (MIXED_SIZES, 2, DTYPE_F32, ()),
-    (MIXED_SIZES, 2, DTYPE_BF16, ("--outer-optimizer", "delayed-nesterov")),
-    (MIXED_SIZES, 2, DTYPE_F32, ("--checkpoint-every", "3", "--background-checkpoint")),
-    (EQUAL_SIZES, 4, DTYPE_F32, ("--pipeline", "2")),
-    (EQUAL_SIZES, 4, DTYPE_BF16, ("--pipeline", "2")),
-    (EQUAL_SIZES, 4, DTYPE_Q4, ("--pipeline", "2")),
+def minor_faults(server: ServerProcess) -> int:
+    return int(Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+def play(server, numels, learners, dtype, rounds):
+    """Everybody answers at once and reads what it is sent; returns the page faults of the server
+    after each round of the first learner's."""
+    fleet = [server.learner(i, layout_of(*((n,) for n in numels), mode=RDA), dtype=dtype)
+             for i in range(learners)]
+    fleet[0].send_init([np.ones(n, np.float32) for n in numels])
+    deltas = {n: np.full(n, 1e-3, np.float32) for n in numels}
+    faults = []
+
+    def train(learner):
+        for _ in range(rounds * len(numels)):
+            pull = learner.pull()
+            if learner is fleet[0]:
+                faults.append(minor_faults(server))
+            learner.push(pull, deltas[numels[pull.fragment]])
+        learner.finish()
+
+    threads = [threading.Thread(target=train, args=(learner,)) for learner in fleet]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.wait() == 0
+    return faults
+
+
+@pytest.mark.parametrize(("numels", "session", "least", "flags"), [
+    (MIXED_SIZES, (2, DTYPE_BF16), RARELY_LESS, BARRIER),
+    (EQUAL_SIZES, (2, DTYPE_F32), RARELY_LESS, BARRIER),
+    (EQUAL_SIZES, (3, DTYPE_Q4), RARELY_LESS, (*BARRIER, "--outer-optimizer", "delayed-nesterov")),
+    (MIXED_SIZES, (2, DTYPE_F32), 0.6, ("--checkpoint-every", "3", "--background-checkpoint")),
+    (EQUAL_SIZES, (4, DTYPE_BF16), 0.6, ("--pipeline", "2")),
+    (EQUAL_SIZES, (2, DTYPE_F32), 0.5, ("--fold", "exact", "--learner-weight", "equal",
+                                      "--delta-correction", "none")),
 ])
-def test_a_run_takes_no_more_memory_than_it_says_and_not_much_less(tmp_path, numels, learners,
-                                                                  dtype, flags):
-    """Three rounds for each fragment; everybody is waited for."""
-    steps = 3 * len(numels)
+def test_a_run_takes_no_more_memory_than_it_says_and_not_much_less(tmp_path, numels, session,
+                                                                   least, flags):
+    """The formula is told before the first value has come."""
+    learners, dtype = session
     if "--checkpoint-every" in flags:
         flags = (*flags, "--checkpoint-path", str(tmp_path / "c"))
     flags = ("--quorum", str(learners), "--grace-ms", "0", *flags)
-    with ServerProcess(tmp_path, *flags, learners=learners, steps=steps) as server:
+    with ServerProcess(tmp_path, *flags, learners=learners, steps=4 * len(numels)) as server:
         before = server.rss_bytes
-        fleet = [server.learner(i, layout_of(*((n,) for n in numels), mode=RDA), dtype=dtype)
-                 for i in range(learners)]
-        fleet[0].send_init([np.ones(n, np.float32) for n in numels])
-        deltas = {n: np.full(n, 1e-3, np.float32) for n in numels}
-
-        def train(learner):
-            for _ in range(steps):
-                pull = learner.pull()
-                learner.push(pull, deltas[numels[pull.fragment]])
-            learner.finish()
-
-        threads = [threading.Thread(target=train, args=(learner,)) for learner in fleet]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert server.wait() == 0
+        play(server, numels, learners, dtype, 4)
         (told,) = server.log.find("memory of this run at most")
         (totals,) = server.log.find("server totals")
-    assert memory.RECEIVED_SPARE_MAX == payload.SPARE_BYTES_MAX
-    parts = {name: told[name] for name in told if name not in ("time", "level", "message", "mib",
-                                                         "with_readers")}
+    parts = {name: told[name] for name in ("parameters", "optimizer", "rounds", "broadcasts",
+                                           "late", "checkpoint", "working")}
     assert sum(parts.values()) == told["mib"]
-    assert 8 * 32 <= told["with_readers"] - told["mib"] <= 8 * 40, "eight cuts, and what is in hand"
+    model = -(-4 * sum(numels) // MIB)
     states = 2 if "delayed-nesterov" in flags else 1
-    assert (parts["parameters"], parts["optimizer"]) == (32, 32 * states)
-    used, most = totals["peak_rss_bytes"] - before, told["mib"] << 20
-    assert used <= most + SLACK_BYTES
-    assert most <= TIGHT * used
+    assert abs(parts["parameters"] - model) <= 1
+    assert abs(parts["optimizer"] - states * model) <= 1
+    readers = told["with_readers"] - told["with_slow_learners"]
+    assert 8 * model <= readers <= 8 * 1.3 * model, "eight cuts, and what is in hand"
+    used = totals["peak_rss_bytes"] - before
+    assert least * told["mib"] * MIB <= used <= told["mib"] * MIB
 
 
-def test_blocks_of_one_size_are_used_again_and_those_of_others_are_kept_beside_them():
-    """Of received messages: equal fragments share their blocks, different ones do not, and no more
-    than the bound is kept."""
-    mib = 1 << 20
-
-    def received(*numels, learners=2, depth=1):
-        return memory.received_bytes(layout_of(*((n,) for n in numels)), DTYPE_F32, learners, depth)
-
-    def one(numel):
-        return memory.as_received(4 * numel)
-
-    assert received(1_000_000, 1_000_000, learners=9) == 9 * one(1_000_000)
-    assert received(1_000_000, 2_000_000, learners=9) == 9 * (one(1_000_000) + one(2_000_000))
-    assert received(1_000_000, 1_000_000, learners=9, depth=2) == 18 * one(1_000_000)
-    assert received(*[2_000_000] * 8) == 5 * one(2_000_000), "initial values"
-    large = [20_000_000, 21_000_000, 22_000_000]
-    assert received(*large, learners=4) == 4 * one(22_000_000) + 256 * mib
+@pytest.mark.parametrize(("dtype", "size"), [(DTYPE_BF16, 2), (DTYPE_F32, 4)])
+def test_rounds_fault_no_page_in_once_they_go_on(tmp_path, dtype, size):
+    """Fragments of different sizes take turns; the first rounds of each bring the pages."""
+    numels, rounds = (3_000_000, 1_700_000, 4_100_000, 300_000), 12
+    with ServerProcess(tmp_path, "--quorum", "2", "--grace-ms", "0", "--pipeline", "1", learners=2,
+                       steps=rounds * len(numels)) as server:
+        faults = play(server, numels, 2, dtype, rounds)
+    half = len(faults) // 2
+    received = 2 * size * sum(numels) * rounds / 2
+    assert (faults[-1] - faults[half]) / (received / 1e9) < FAULTS_PER_GB

@@ -19,6 +19,7 @@ ARROWS = {
     "unbuilt": {"errors"},
     "protocol": set(),
     "gather": set(),
+    "pages": set(),
     "tcp": set(),
     "tls": {"errors"},
     "keys": {"errors"},
@@ -31,9 +32,9 @@ ARROWS = {
     "layout": {"errors"},
     "steps": set(),
     "core": {"errors", "exits", "config", "layout", "protocol", "steps"},
-    "wire": {"errors", "layout", "protocol"},
+    "wire": {"errors", "layout", "pages", "protocol"},
     "kernels": {"errors"},
-    "merge": {"errors", "kernels", "layout", "ranges", "values", "steps"},
+    "merge": {"errors", "kernels", "layout", "pages", "ranges", "values", "steps"},
     "checkpoint": {"errors", "kernels", "layout", "protocol", "gather", "ranges", "steps",
                    "streams"},
     "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "streams", "tcp",
@@ -41,7 +42,7 @@ ARROWS = {
     "reader": {"errors", "exits", "wire", "kernels", "layout", "protocol", "steps", "learner",
                "checkpoint", "streams", "ranges", "tls"},
     "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",
-               "checkpoint", "protocol", "gather", "tcp", "tls", "streams", "steps",
+               "checkpoint", "protocol", "gather", "pages", "tcp", "tls", "streams", "steps",
                "values"},
 }
 EVERYTHING = {"demo", "cli", "__init__", "__main__"}

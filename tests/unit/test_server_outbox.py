@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from syncer import pages
 from syncer.merge.buffers import BufferPool
 from syncer.merge.versions import FragmentVersion
 from syncer.protocol import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
@@ -230,17 +231,17 @@ def test_a_version_on_its_way_keeps_its_parameters_and_no_optimizer_state(kind, 
     assert memory.live == (0 if dtype == DTYPE_BF16 and kind == Msg.BCAST_FRAGMENT else 1)
 
 
-def test_image_memory_is_used_again_once_the_last_piece_is_gone():
-    pool = BufferPool()
-    pool.spare_bytes_max = 10**6
-    source = SimpleNamespace(fragment=0, version=1, params=np.zeros(1001, np.float32))
+def test_image_memory_is_free_once_the_last_piece_is_gone():
+    pool, before = BufferPool(), pages.used_bytes()
+    source = SimpleNamespace(fragment=0, version=1, params=np.zeros(100_000, np.float32))
     shared = WireVersion(Msg.BCAST_FRAGMENT, source, DTYPE_BF16, pool)
     piece = shared.body[10:20]
     del shared
-    assert (pool.live, pool.spare_bytes) == (1, 0)
+    assert pool.live == 1
+    assert pages.used_bytes() > before
     del piece
     assert pool.live == 0
-    assert pool.spare_bytes > 0
+    assert pages.used_bytes() == before
 
 
 def test_a_broadcast_that_a_pull_waits_for_goes_first():
@@ -280,20 +281,6 @@ def test_a_catch_up_of_what_was_taken_in_is_known_to_be_empty():
     outbox.broadcast(image(1, 4))
     assert outbox.has_taken([3, 4])
     assert not outbox.has_taken([3, 6])
-
-
-def test_spares_and_buffers_in_use_are_bounded_together():
-    """What initial values leave behind is not kept beside as many pushes as there can be."""
-    pool = BufferPool()
-    pool.spare_bytes_max = pool.bytes_max = 4 * 4096
-    initial, pushes = [pool.take(1024) for _ in range(3)], [pool.take(1024) for _ in range(2)]
-    assert pool.spare_bytes == 0
-    initial.clear()
-    assert pool.spare_bytes == 2 * 4096, "the third would be the fifth in all"
-    pushes.append(pool.take(512))
-    assert pool.live_bytes + pool.spare_bytes <= 4 * 4096
-    pushes.clear()
-    assert pool.spare_bytes <= 4 * 4096
 
 
 @pytest.mark.parametrize(("numel", "stripes", "sizes"), [

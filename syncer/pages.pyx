@@ -1,0 +1,320 @@
+"""Large blocks of memory for everybody in the process: used again, and not faulted in again.
+
+A fresh 64 MiB block costs more than what is written into it: its pages are faulted in one by one,
+which was measured at a quarter of the speed of a block that has been used before (and at six tenths
+with huge pages). So pages that have come stay: what is given back becomes part of a free range, the
+next block is cut from the smallest range that holds it, and where none does, free pages of several
+ranges are moved into one place (mremap: neither copied nor faulted). The system is asked for pages
+only when more are in use than ever before. Received bytes, decoded pushes, results of merges and
+encoded broadcasts, which take turns, so share one memory.
+
+Must not know what a block holds. Needs the GIL, which is the lock of all this; no Python code runs
+in between, so a block may come back on any thread.
+"""
+
+from libc.errno cimport errno
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memmove, memset
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <stdlib.h>
+    #include <sys/mman.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    #define SYNCER_PAGE ((size_t)2 << 20)
+    #define SYNCER_INTERLEAVE 3
+    static char *syncer_map(char *at, size_t bytes) { /* `at` is a wish */
+        char *memory =
+            mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        return memory == MAP_FAILED ? NULL : memory;
+    }
+    /* Advice: it works without, only slower. */
+    static void syncer_huge(char *at, size_t bytes) {
+    #ifdef MADV_HUGEPAGE
+        (void)madvise(at, bytes, MADV_HUGEPAGE);
+    #endif
+    }
+    /* One page in place of one that was never written. The system looks at all that could go wrong
+     * (another VMA, too many of them) before it touches either. */
+    static int syncer_move(char *from, char *to) {
+    #ifdef MREMAP_FIXED
+        return mremap(from, SYNCER_PAGE, SYNCER_PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to;
+    #else
+        return 0;
+    #endif
+    }
+    static long syncer_interleave(char *at, size_t bytes, const unsigned long *nodes,
+                                  unsigned long bits) {
+    #ifdef SYS_mbind
+        return syscall(SYS_mbind, at, bytes, SYNCER_INTERLEAVE, nodes, bits, 0u);
+    #else
+        errno = ENOSYS;
+        return -1;
+    #endif
+    }
+    """
+    int posix_memalign(void** memory, size_t alignment, size_t bytes)
+    int munmap(void* at, size_t bytes)
+    char* syncer_map(char* at, size_t bytes)
+    void syncer_huge(char* at, size_t bytes)
+    int syncer_move(char* start, char* to)
+    long syncer_interleave(char* at, size_t bytes, const unsigned long* nodes, unsigned long bits)
+
+cdef enum:
+    PAGE = 2 << 20        # a huge page: what the system is asked for, and what is moved
+    NODE_WORDS = 16
+    WORD = 8 * sizeof(long)
+
+KEPT_BYTES_MAX = 256 << 20
+"""Bytes of free pages that a process keeps at most, unless it says another number."""
+
+cdef struct Range:
+    char* start
+    size_t bytes
+
+cdef Range* ranges = NULL  # free, in order of their addresses; neighbours are one
+cdef Py_ssize_t range_count = 0
+cdef Py_ssize_t range_room = 0
+cdef size_t used = 0       # bytes of blocks
+cdef size_t kept = 0       # bytes of free ranges
+cdef size_t kept_max = KEPT_BYTES_MAX
+cdef char* lowest = NULL   # the newest mapping: the next one is best put below it
+cdef unsigned long nodes[NODE_WORDS]
+cdef bint spread_out = False
+
+
+def used_bytes():
+    """Bytes of blocks that are in use."""
+    return used
+
+
+def kept_bytes():
+    """Bytes of free pages that are kept for the next blocks."""
+    return kept
+
+
+def keep_at_most(size_t bytes_max):
+    """How many bytes of free pages are kept from now on; what is more goes back to the system."""
+    global kept_max
+    kept_max = bytes_max
+    shrink(bytes_max)
+
+
+def free_kept():
+    """Give all free pages back to the system: memory is short."""
+    shrink(0)
+
+
+def spread(numbers):
+    """New pages are dealt out to these NUMA nodes in turn; none: as the system likes.
+
+    Raises OSError if the system does not do that, and then nothing has changed.
+    """
+    global spread_out
+    cdef unsigned long mask[NODE_WORDS]
+    cdef char* probe
+    cdef long failed
+    memset(mask, 0, sizeof(mask))
+    for number in numbers:
+        if not 0 <= number < NODE_WORDS * WORD:
+            raise OSError(f"node {number} is none of the first {NODE_WORDS * WORD}")
+        mask[number // WORD] |= <unsigned long>1 << (number % WORD)
+    if numbers:
+        probe = syncer_map(NULL, PAGE)
+        if probe == NULL:
+            raise OSError(errno, "no memory to try it on")
+        failed = syncer_interleave(probe, PAGE, mask, NODE_WORDS * WORD)
+        problem = errno
+        munmap(probe, PAGE)
+        if failed:
+            raise OSError(problem, "mbind")
+    nodes[:] = mask
+    spread_out = bool(numbers)
+
+
+cdef inline size_t up(size_t bytes, size_t unit) noexcept:
+    return (bytes + unit - 1) // unit * unit
+
+
+cdef void drop_range(Py_ssize_t index) noexcept:
+    global range_count
+    range_count -= 1
+    memmove(&ranges[index], &ranges[index + 1], (range_count - index) * sizeof(Range))
+
+
+cdef void cut(Py_ssize_t index, char* start, size_t bytes) noexcept:
+    """Takes this part out of a free range that holds it."""
+    global kept
+    cdef Range whole = ranges[index]
+    cdef size_t before = start - whole.start, behind = whole.bytes - before - bytes
+    kept -= whole.bytes
+    drop_range(index)
+    if behind:
+        add_range(start + bytes, behind)
+    if before:
+        add_range(whole.start, before)
+
+
+cdef void add_range(char* start, size_t bytes) noexcept:
+    """Pages that are free from now on; neighbours become one range."""
+    global ranges, range_count, range_room, kept
+    cdef Py_ssize_t low = 0, high = range_count, middle
+    cdef Range* grown
+    while low < high:
+        middle = (low + high) // 2
+        if ranges[middle].start < start:
+            low = middle + 1
+        else:
+            high = middle
+    cdef bint joins_left = low > 0 and ranges[low - 1].start + ranges[low - 1].bytes == start
+    cdef bint joins_right = low < range_count and start + bytes == ranges[low].start
+    kept += bytes
+    if joins_left:
+        ranges[low - 1].bytes += bytes
+        if joins_right:
+            ranges[low - 1].bytes += ranges[low].bytes
+            drop_range(low)
+        return
+    if joins_right:
+        ranges[low].start = start
+        ranges[low].bytes += bytes
+        return
+    if range_count == range_room:
+        grown = <Range*>realloc(ranges, (2 * range_room + 64) * sizeof(Range))
+        if grown == NULL:  # no room to remember them
+            kept -= bytes
+            munmap(start, bytes)
+            return
+        ranges, range_room = grown, 2 * range_room + 64
+    memmove(&ranges[low + 1], &ranges[low], (range_count - low) * sizeof(Range))
+    ranges[low].start, ranges[low].bytes = start, bytes
+    range_count += 1
+
+
+cdef void shrink(size_t bytes_max) noexcept:
+    """Gives free pages back to the system, of the largest ranges first."""
+    global kept
+    cdef Py_ssize_t i, largest
+    cdef size_t less
+    while kept > bytes_max and range_count:
+        largest = 0
+        for i in range(1, range_count):
+            if ranges[i].bytes > ranges[largest].bytes:
+                largest = i
+        less = min(up(kept - bytes_max, GRAIN), ranges[largest].bytes)
+        ranges[largest].bytes -= less
+        kept -= less
+        munmap(ranges[largest].start + ranges[largest].bytes, less)
+        if not ranges[largest].bytes:
+            drop_range(largest)
+
+
+cdef char* map_pages(size_t bytes) noexcept:
+    """New memory, all +0, that begins with a huge page. NULL if there is none."""
+    global lowest
+    cdef char* at = NULL
+    cdef size_t before
+    if <uintptr_t>lowest > bytes:
+        at = syncer_map(lowest - bytes, bytes)  # one range with it, when both are free
+    if at != NULL and <uintptr_t>at % PAGE:
+        munmap(at, bytes)
+        at = NULL
+    if at == NULL:
+        at = syncer_map(NULL, bytes + PAGE)
+        if at == NULL:
+            return NULL
+        before = (PAGE - <uintptr_t>at % PAGE) % PAGE
+        if before:
+            munmap(at, before)
+        at += before
+        munmap(at + bytes, PAGE - before)
+    lowest = at
+    prepare(at, bytes)
+    return at
+
+
+cdef void prepare(char* at, size_t bytes) noexcept:
+    syncer_huge(at, bytes)
+    if spread_out:
+        syncer_interleave(at, bytes, nodes, NODE_WORDS * WORD)
+
+
+cdef size_t gather(char* at, size_t bytes) noexcept:
+    """Moves free huge pages to `at`, of the smallest ranges first, until there are no more or all
+    is full. Returns how many bytes of new memory are left behind them."""
+    cdef size_t moved = 0
+    cdef char* start
+    cdef Py_ssize_t i, smallest
+    while moved < bytes:
+        smallest = -1
+        for i in range(range_count):
+            if whole_pages(i) and (smallest < 0 or ranges[i].bytes < ranges[smallest].bytes):
+                smallest = i
+        if smallest < 0:
+            break
+        start = <char*>up(<uintptr_t>ranges[smallest].start, PAGE)
+        # every mapping is of whole pages: one of them never lies in two
+        if not syncer_move(start, at + moved):
+            break
+        cut(smallest, start, PAGE)
+        moved += PAGE
+    return bytes - moved
+
+
+cdef size_t whole_pages(Py_ssize_t index) noexcept:
+    """Bytes of the whole huge pages in a free range."""
+    cdef size_t first = up(<uintptr_t>ranges[index].start, PAGE)
+    cdef size_t end = (<uintptr_t>ranges[index].start + ranges[index].bytes) // PAGE * PAGE
+    return end - first if end > first else 0
+
+
+cdef void* take_block(size_t bytes, bint* zero) noexcept:
+    """Memory for so many bytes, aligned to a cache line; NULL if there is none. zero: set if all of
+    it is +0; otherwise what is in it is unspecified."""
+    global used
+    cdef void* small = NULL
+    cdef char* start
+    cdef Py_ssize_t i, best = -1
+    cdef size_t size = up(bytes, GRAIN), mapped = up(bytes, PAGE), fresh
+    zero[0] = False
+    if bytes < GRAIN:
+        return NULL if posix_memalign(&small, 64, bytes) else small
+    if mapped < bytes:
+        return NULL
+    for i in range(range_count):
+        if ranges[i].bytes >= size and (best < 0 or ranges[i].bytes < ranges[best].bytes):
+            best = i
+    if best >= 0:
+        start = ranges[best].start
+        cut(best, start, size)
+        used += size
+        return start
+    start = map_pages(mapped)
+    if start == NULL and kept:
+        shrink(0)
+        start = map_pages(mapped)
+    if start == NULL:
+        return NULL
+    fresh = gather(start, mapped)
+    zero[0] = fresh == mapped
+    used += size
+    if mapped > size:
+        add_range(start + size, mapped - size)
+    return start
+
+
+cdef void give_block(void* memory, size_t bytes) noexcept:
+    """A block that `take_block` gave for so many bytes is free again."""
+    global used
+    if memory == NULL:
+        return
+    if bytes < GRAIN:
+        free(memory)
+        return
+    used -= up(bytes, GRAIN)
+    add_range(<char*>memory, up(bytes, GRAIN))
+    if kept > kept_max:
+        shrink(kept_max)
