@@ -184,8 +184,7 @@ def _inspect_lines(record: dict[str, Any]) -> list[str]:
 def _verify(args: argparse.Namespace) -> int:
     with (Checkpoint(args.file, args.files) as checkpoint,
           Progress("verifying", wanted=not args.json) as bar):
-        for _ in checkpoint.scan(progress=bar):
-            pass
+        checkpoint.prove(progress=bar)
         tensors = sum(1 for _ in checkpoint.facts.tensors)
         record = {"path": args.file, "format": checkpoint.format, "ok": True,
                   "global_step": checkpoint.facts.step, "tensors": tensors,
@@ -222,8 +221,7 @@ def _restore(args: argparse.Namespace) -> int:
     with (Checkpoint(args.file, args.files) as checkpoint,
           PathLock(path, "--to" if args.to else "PATH")):
         with Progress("verifying", wanted=not args.json) as bar:
-            for _ in checkpoint.scan(progress=bar):
-                pass
+            checkpoint.prove(progress=bar)
         with Progress("restoring", wanted=not args.json) as bar:
             done = restore(checkpoint, path, args.files, progress=bar)
         step = checkpoint.facts.step

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,7 +26,11 @@ from syncer.kernels import Sha256, first_nonfinite, sha256_update_pair
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """What is read at once: small enough to be hashed and checked while it is in the cache."""
-THREADS = 2
+THREADS_AHEAD = 2
+THREADS_MAX = 16
+"""Of a load; as many as there are cores, if fewer."""
+T = TypeVar("T")
+Room = Callable[[TensorPlace, int, int], np.ndarray]
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all)."""
 Piece = tuple[TensorPlace, int, np.ndarray]
@@ -99,71 +104,101 @@ class Checkpoint:
         self.close()
 
     # -------------------------------------------------------------------------------- reading
-    def load(self, *, verify: bool = True, threads: int = THREADS,
+    def load(self, *, verify: bool = True, threads: int | None = None,
              progress: Progress | None = None) -> list[Loaded]:
-        """Every fragment, read straight into arrays of its size; finite, and with `verify` of the
-        digests in the file (yeto-v3 has none).
+        """Every fragment, read straight into arrays of its size, and proven: see `prove`.
 
-        Memory: the state itself. Raises `CheckpointFormatError` naming tensor and offset.
+        Memory: the state itself.
         """
-        arrays: dict[tuple[int, str], np.ndarray] = {}
-
-        def room(tensor: TensorPlace, begin: int, end: int) -> np.ndarray:
-            if begin == 0:
-                arrays[tensor.fragment, tensor.array] = np.empty(tensor.numel, np.float32)
-            return arrays[tensor.fragment, tensor.array][begin:end]
-
-        for _ in self.scan(room, verify=verify, threads=threads, progress=progress):
-            pass
+        arrays = {(tensor.fragment, tensor.array): np.empty(tensor.numel, np.float32)
+                  for tensor in self.facts.tensors}
+        self.prove(lambda tensor, begin, end: arrays[tensor.fragment, tensor.array][begin:end],
+                   verify=verify, threads=threads, progress=progress)
         return [Loaded(version, arrays[p, "params"],
                        {name: arrays[p, name] for name in self.facts.state})
                 for p, version in enumerate(self.facts.versions)]
 
-    def scan(self, room: Callable[[TensorPlace, int, int], np.ndarray] | None = None, *,
-             verify: bool = True, threads: int = THREADS, progress: Progress | None = None,
-             finite: bool = True) -> Iterator[Piece]:
-        """All tensors piece by piece: (tensor, first element, f32 values), each tensor's pieces in
-        order, the arrays of one fragment taking turns.
+    def prove(self, room: Room | None = None, *, verify: bool = True, threads: int | None = None,
+              progress: Progress | None = None) -> None:
+        """Reads everything once: values are finite, and with `verify` digests those in the file
+        (yeto-v3 has none). So many fragments at the same time: each thread reads, checks and hashes
+        its own, piece by piece, while a piece is in the cache.
 
-        room: where elements begin to end of a tensor go; asked for in order. By default new
-        memory, of which the caller keeps what it wants. Raises as `load`; a tensor is known to be
-        intact once its last piece has been handed out and the next one is asked for.
+        room: where elements begin to end of a tensor go; by default they are dropped. Raises
+        `CheckpointFormatError` naming tensor and offset, of the first fragment that has one.
         """
-        room = room or (lambda tensor, begin, end: np.empty(end - begin, np.float32))
+        threads = threads or min(THREADS_MAX, max(2, len(os.sched_getaffinity(0))))
+        if self.facts.state_bytes <= CHUNK_BYTES:
+            threads = 1
+        proof = Proof(self, room, verify, progress)
+        if threads == 1:
+            for unit in self._units(1):
+                proof.take(unit)
+            return
+        with ThreadPoolExecutor(threads, "syncer-checkpoint-read") as pool:
+            try:
+                for part in [self._ahead(pool, proof.take, unit) for unit in self._units(threads)]:
+                    part.result()
+            except BaseException:
+                proof.stopping = True
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _units(self, threads: int) -> Iterator[list[TensorPlace]]:
+        """Tensors of one size that are read together: those of a fragment, whose digests take less
+        in pairs; each alone if there would be nothing to do for some threads."""
+        for fragment, numel in enumerate(self.facts.numels):
+            unit = [TensorPlace(fragment, name, numel) for name in ("params", *self.facts.state)]
+            yield from [unit] if len(self.facts.numels) >= threads else [[one] for one in unit]
+
+    def scan(self, *, verify: bool = True, threads: int = THREADS_AHEAD,
+             progress: Progress | None = None, finite: bool = True) -> Iterator[Piece]:
+        """All tensors piece by piece: (tensor, first element, f32 values), each tensor's pieces in
+        order, the arrays of one fragment taking turns, each piece in memory of its own.
+
+        Raises as `prove`; a tensor is known to be intact once its last piece has been handed out
+        and the next one is asked for.
+        """
         done, total = 0, self.facts.state_bytes
-        for pieces in self._turns(room, threads, finite):
+        for pieces in self._turns(threads, finite):
             if verify and self.digests:
-                self._hash(pieces)
+                if pieces[0][1] == 0:
+                    streams = [Sha256() for _ in pieces]
+                add_to(streams, [values for _, _, values in pieces])
+                if pieces[0][1] + len(pieces[0][2]) == pieces[0][0].numel:
+                    self.check_digests([tensor for tensor, _, _ in pieces], streams)
             for tensor, begin, values in pieces:
                 yield tensor, begin, values
                 done += values.nbytes
             if progress is not None:
                 progress(done, total)
 
-    def _turns(self, room: Any, threads: int, finite: bool) -> Iterator[list[Piece]]:
+    def _turns(self, threads: int, finite: bool) -> Iterator[list[Piece]]:
         """The pieces of all arrays of a fragment at the same place, read ahead by a few turns."""
+        def piece(tensor: TensorPlace, begin: int, end: int) -> Piece:
+            return tensor, begin, self.read(tensor, begin, np.empty(end - begin, np.float32),
+                                            finite)
+
         if self.facts.state_bytes <= CHUNK_BYTES or threads <= 1:
             for places in self._places():
-                yield [self._read(tensor, begin, room(tensor, begin, end), finite)
-                       for tensor, begin, end in places]
+                yield [piece(*place) for place in places]
             return
         ahead: deque[list[Future[Piece]]] = deque()
         with ThreadPoolExecutor(threads, "syncer-checkpoint-read") as pool:
             for places in self._places():
-                ahead.append([self._ahead(pool, tensor, begin, room(tensor, begin, end), finite)
-                              for tensor, begin, end in places])
+                ahead.append([self._ahead(pool, piece, *place) for place in places])
                 if len(ahead) > 2 * threads:
                     yield [future.result() for future in ahead.popleft()]
             while ahead:
                 yield [future.result() for future in ahead.popleft()]
 
-    def _ahead(self, pool: ThreadPoolExecutor, *piece: Any) -> Future[Piece]:
+    def _ahead(self, pool: ThreadPoolExecutor, work: Callable[..., T], *given: Any) -> Future[T]:
         try:
-            return pool.submit(self._read, *piece)
+            return pool.submit(work, *given)
         except RuntimeError:  # what Python makes of EAGAIN: another thread cannot be had
-            read: Future[Piece] = Future()
-            read.set_result(self._read(*piece))
-            return read
+            done: Future[T] = Future()
+            done.set_result(work(*given))
+            return done
 
     def _places(self) -> Iterator[list[tuple[TensorPlace, int, int]]]:
         chunk = CHUNK_BYTES // 4
@@ -172,8 +207,9 @@ class Checkpoint:
                 yield [(TensorPlace(fragment, name, numel), begin, min(begin + chunk, numel))
                        for name in ("params", *self.facts.state)]
 
-    def _read(self, tensor: TensorPlace, begin: int, target: np.ndarray,
-              finite: bool) -> Piece:
+    def read(self, tensor: TensorPlace, begin: int, target: np.ndarray,
+             finite: bool = True) -> np.ndarray:
+        """Fills `target` with the elements of a tensor from `begin` on, and returns it."""
         offset = self.places[tensor.fragment, tensor.array] + 4 * begin
         view, at = target.data.cast("B"), 0
         while at < len(view):
@@ -191,21 +227,11 @@ class Checkpoint:
             raise CheckpointFormatError(
                 f"{self.path}: tensor {tensor.name} at offset {offset + 4 * bad}: expected finite "
                 f"values, found {target[bad]} at element {begin + bad}")
-        return tensor, begin, target
+        return target
 
-    def _hash(self, pieces: list[Piece]) -> None:
-        if pieces[0][1] == 0:
-            self._streams = [Sha256() for _ in pieces]
-        values = [piece[2] for piece in pieces]
-        if len(pieces) >= 2:
-            sha256_update_pair(self._streams[0], values[0], self._streams[1], values[1])
-        for stream, rest in list(zip(self._streams, values, strict=True))[
-                2 if len(pieces) >= 2 else 0:]:
-            stream.update(rest)
-        tensor, begin, last = pieces[0]
-        if begin + len(last) < tensor.numel:
-            return
-        for (tensor, _, _), stream in zip(pieces, self._streams, strict=True):
+    def check_digests(self, tensors: Sequence[TensorPlace], streams: Sequence[Sha256]) -> None:
+        """`check_digest` of each of them."""
+        for tensor, stream in zip(tensors, streams, strict=True):
             self.check_digest(tensor, stream.hexdigest())
 
     def check_digest(self, tensor: TensorPlace, found: str) -> None:
@@ -222,4 +248,48 @@ class Checkpoint:
         """One tensor in order, f32, each piece in memory of its own; checked to be finite."""
         for begin in range(0, tensor.numel, CHUNK_BYTES // 4):
             end = min(begin + CHUNK_BYTES // 4, tensor.numel)
-            yield self._read(tensor, begin, np.empty(end - begin, np.float32), True)[2]
+            yield self.read(tensor, begin, np.empty(end - begin, np.float32))
+
+
+class Proof:
+    """One reading of a checkpoint by several threads, each of which takes whole tensors."""
+
+    def __init__(self, checkpoint: Checkpoint, room: Room | None, verify: bool,
+                 progress: Progress | None):
+        self.checkpoint, self.room, self.progress = checkpoint, room, progress
+        self.verify = verify and bool(checkpoint.digests)
+        self.done, self.telling = 0, threading.Lock()
+        self.stopping = False
+
+    def take(self, unit: Sequence[TensorPlace]) -> None:
+        """Reads and proves tensors of one size. Raises as `Checkpoint.prove`."""
+        streams = [Sha256() for _ in unit] if self.verify else []
+        room = self.room or self._dropped(unit)
+        for begin in range(0, unit[0].numel, CHUNK_BYTES // 4):
+            if self.stopping:
+                return
+            end = min(begin + CHUNK_BYTES // 4, unit[0].numel)
+            values = [self.checkpoint.read(tensor, begin, room(tensor, begin, end))
+                      for tensor in unit]
+            if self.verify:
+                add_to(streams, values)
+            if self.progress is not None:
+                with self.telling:
+                    self.done += sum(array.nbytes for array in values)
+                    self.progress(self.done, self.checkpoint.facts.state_bytes)
+        if self.verify:
+            self.checkpoint.check_digests(unit, streams)
+
+    def _dropped(self, unit: Sequence[TensorPlace]) -> Room:
+        """The same memory for every piece."""
+        arrays = {tensor.array: np.empty(min(tensor.numel, CHUNK_BYTES // 4), np.float32)
+                  for tensor in unit}
+        return lambda tensor, begin, end: arrays[tensor.array][: end - begin]
+
+
+def add_to(streams: Sequence[Sha256], values: Sequence[np.ndarray]) -> None:
+    """Hashes one array into each stream, the first two together."""
+    if len(values) >= 2:
+        sha256_update_pair(streams[0], values[0], streams[1], values[1])
+    for stream, rest in list(zip(streams, values, strict=True))[2 if len(values) >= 2 else 0:]:
+        stream.update(rest)
