@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack
 
 from syncer import kernels
@@ -107,19 +108,31 @@ class Fold:
         raise NotImplementedError
 
     def _fold(self, member: Member, factor: float, weight: float, gradient: Gradient) -> None:
+        """Adds it to the sums and names its member, or does neither: what takes memory is first."""
         sums = self.open_sums()
         array = gradient() if callable(gradient) else gradient
+        pushes, along = len(self.members), 0.0
         clip = norm = 1.0
         if self._clip_norm is not None or self.stats is not None:
             norm = engine.norms(sums.plan, [array])[0]
         if self._clip_norm is not None:
             clip = clip_factors(self._clip_norm, [norm])[0]
-        turned = engine.add(sums, array, factor=factor, weight=weight,
-                            momentum=self._momentum, heloco=self._heloco, clip=clip)
         if self.stats is not None:
-            along = 0.0 if self._momentum is None else kernels.dot(array, self._momentum)
-            self.stats.append((norm * norm, None, along, turned))
-        self.members.append(member)
+            if self._momentum is not None:
+                along = kernels.dot(array, self._momentum)
+            self.stats.append((norm * norm, None, along, (0, 0, 0)))
+        try:
+            self.members.append(member)
+            turned = engine.add(sums, array, factor=factor, weight=weight,
+                                momentum=self._momentum, heloco=self._heloco, clip=clip)
+        except BaseException:
+            del self.members[pushes:]
+            if self.stats is not None:
+                del self.stats[pushes:]
+            raise
+        if self.stats is not None:
+            with suppress(MemoryError):  # it has been added, and must not be again
+                self.stats[pushes] = norm * norm, None, along, turned
 
 
 class StreamingFold(Fold):
@@ -133,9 +146,10 @@ class StreamingFold(Fold):
     def add(self, learner: int, generation: int, weight: float,
             gradient: Gradient) -> list[Member]:
         weight = min(weight, WEIGHT_MAX)
+        folded = [(learner, generation)]
         with self._lock:
-            self._fold((learner, generation), weight, weight, gradient)
-        return [(learner, generation)]
+            self._fold(folded[0], weight, weight, gradient)
+        return folded
 
     def check_complete(self) -> None:
         if not self.members:
@@ -157,9 +171,9 @@ class ExactFold(Fold):
             raise InvariantViolation(f"an exact fold needs distinct learners, not {list(roster)}")
         self._parked: dict[int, tuple[Member, Gradient]] = {}
         self._again: Member | None = None
-        """Whose `add` has found no memory, and"""
+        """Whose `add` is under way, or has found no memory, and"""
         self._untold: list[Member] = []
-        """what it had folded before that."""
+        """what it has folded by now."""
 
     @property
     def parked(self) -> list[Member]:
@@ -176,21 +190,26 @@ class ExactFold(Fold):
         if weight != 1.0:
             raise InvariantViolation(f"an exact fold has equal weights of 1, not {weight}")
         with self._lock:
-            if self._again != (learner, generation):
-                self._park((learner, generation), gradient)
-            self._again = None
+            giver = learner, generation
+            if self._again != giver:
+                self._park(giver, gradient)
+            self._again = giver  # until all that it leads to is told
             for waiting in self.roster[self.pushes:]:
                 if waiting not in self._parked:
                     break
-                member, parked = self._parked.pop(waiting)
+                member, parked = self._parked[waiting]
+                self._untold.append(member)
                 try:
                     self._fold(member, 1.0 / len(self.roster), 1.0, parked)
-                except MemoryError:
-                    self._parked[waiting] = member, parked
-                    self._again = learner, generation
+                except BaseException as error:
+                    self._untold.pop()
+                    if not isinstance(error, MemoryError):
+                        self._again = None
+                        del self._parked[waiting]
                     raise
-                self._untold.append(member)
+                del self._parked[waiting]
             folded, self._untold = self._untold, []
+            self._again = None
             return folded
 
     def _park(self, member: Member, gradient: Gradient) -> None:

@@ -73,19 +73,27 @@ NAMED = 8
 
 class Turn:
     """A member's place in the line. `begun`: its catch-up is queued. `still`: it stands still, and
-    the rounds know it. `front_ns`: it is in front since then. `reads`: it is a reader, who is
+    the rounds know it, since by then (`lively_ns`) its peer had acknowledged no more than `lively`
+    and a trifle. `front_ns`: it is in front since then. `reads`: it is a reader, who is
     behind every member, and through when its queue is empty."""
 
-    __slots__ = ("acknowledged", "begun", "front_ns", "group", "progress_ns", "reads", "since_ns",
-                 "still", "tell_ns")
+    __slots__ = ("acknowledged", "begun", "front_ns", "group", "lively", "lively_ns", "progress_ns",
+                 "reads", "since_ns", "still", "tell_ns")
 
     def __init__(self, group: Group, now_ns: int, reads: bool = False):
         self.group = group
         self.begun = self.reads = reads
         self.still = False
-        self.since_ns = self.progress_ns = self.front_ns = now_ns
+        self.since_ns = self.progress_ns = self.front_ns = self.lively_ns = now_ns
         self.tell_ns = now_ns + TURN_SAID_NS
-        self.acknowledged = 0
+        self.acknowledged = self.lively = 0
+
+    def look(self, acknowledged: int, idle: bool, now_ns: int) -> None:
+        """So much has been acknowledged. idle: nothing is on its way, so there is nothing to be."""
+        if idle or acknowledged != self.acknowledged:
+            self.acknowledged, self.progress_ns = acknowledged, now_ns
+        if idle or acknowledged - self.lively >= LEAST_SHARE_BYTES:
+            self.lively, self.lively_ns = acknowledged, now_ns
 
 
 class FlightKind(Enum):
@@ -356,8 +364,7 @@ class CatchUps:
             in_flight = group.in_flight()
             on_the_way += in_flight
             moved |= turn.acknowledged != group.sent - in_flight
-            if turn.acknowledged != group.sent - in_flight or not (in_flight or group.blocked):
-                turn.acknowledged, turn.progress_ns = group.sent - in_flight, now_ns
+            turn.look(group.sent - in_flight, not (in_flight or group.blocked), now_ns)
             if turn.reads and place < at_once:
                 turn.tell_ns = now_ns + TURN_SAID_NS
             elif turn.reads and not group.outbox.empty:
@@ -401,7 +408,7 @@ class CatchUps:
 
     def _begin(self, turn: Turn, now_ns: int) -> None:
         """Queue the current versions; what was committed since the HELLO is in them."""
-        turn.begun, turn.progress_ns = True, now_ns
+        turn.begun, turn.progress_ns, turn.lively_ns = True, now_ns, now_ns
         group = turn.group
         if now_ns > turn.since_ns:
             self.log.info("catch-up begins after its wait", learner=group.learner,
@@ -461,7 +468,7 @@ class CatchUps:
     def _tell_stalled(self, now_ns: int) -> None:
         """The rounds are to know whose catch-up stands still, and whose moves again: rule 2.8."""
         for turn in list(self.line.values()):
-            is_still = turn.begun and now_ns - turn.progress_ns >= SILENT_NS
+            is_still = turn.begun and now_ns - turn.lively_ns >= SILENT_NS
             if is_still != turn.still and not turn.reads:
                 turn.still = is_still
                 self.stalled(turn.group, is_still)

@@ -24,7 +24,7 @@ cdef class Group(Owner):
     cdef public object work     # what `reports` keeps per group
     cdef list streams
     cdef object __weakref__
-    cdef Py_ssize_t turn, grants
+    cdef Py_ssize_t turn
     cdef bint pumping, in_order
     cdef readonly bint throttled
 

@@ -208,21 +208,23 @@ cdef class Group(Owner):
         What a socket has begun goes first, also on the control socket, which has no more pieces
         once data sockets are there. One that joins later has no leave before the next grant.
         """
-        cdef Py_ssize_t share, part, mine
+        cdef Py_ssize_t share, part
         cdef Channel stream
         if self.ended:
             return
         self.throttled = count >= 0
-        self.grants += 1
-        mine = self.grants
         share = max(count // len(self.streams), min(count, LEAST_GRANT_BYTES))
         begun = [stream for stream in self.channels if stream.unsent]
-        for stream in begun + [stream for stream in self.streams if stream not in begun]:
-            part = min(share, count)
-            count -= max(part, 0)
-            stream.grant(part)
-            if self.ended or self.grants != mine:  # what was sent has led to another grant
-                return
+        pumping, self.pumping = self.pumping, True  # not before every stream knows its part
+        try:
+            for stream in begun + [stream for stream in self.streams if stream not in begun]:
+                part = min(share, count)
+                count -= max(part, 0)
+                stream.grant(part)
+                if self.ended:
+                    return
+        finally:
+            self.pumping = pumping
         self.pump()
 
     cpdef Py_ssize_t in_flight(self):

@@ -229,12 +229,12 @@ ROUNDS = broken(
     ("6.5", "the capacity quorum ignores --q-min",
      "return (round.answered >= policy.q_min and\n", "return (round.answered >= 1 and\n"),
     ("6.6", "the soft deadline ignores --q-min",
-     "if round.answered < policy.q_min or not round.mergeable():", "if False:"),
+     "    if round.answered < policy.q_min:\n", "    if False:\n"),
     ("6.7", "grace is armed again at every event", "if round.quorum_ns != NEVER or not", "if not"),
     ("6.8", "the last sync's time is not taken off the grace",
      "since_launch_s - sync_s)\n    if", "since_launch_s)\n    if"),
     ("6.9", "an exact fold closes with a quorum",
-     "if policy.exact_fold or not round.mergeable():", "if not round.mergeable():"),
+     "    if policy.exact_fold:\n", "    if False:\n"),
     ("4.4", "the pace knows no floor", "return max(floor_ns, <long long>(pace_ns + 0.5))",
      "return <long long>(pace_ns + 0.5)"),
 ) + broken(
@@ -394,7 +394,10 @@ CATCHUPS = broken(
     ("15.1", "who waits for a turn gets the broadcasts",
      "return turn is not None and not turn.begun", "return False"),
     ("2.8", "the rounds are not told of a catch-up that stands still",
-     "is_still = turn.begun and now_ns - turn.progress_ns >= SILENT_NS", "is_still = False"),
+     "is_still = turn.begun and now_ns - turn.lively_ns >= SILENT_NS", "is_still = False"),
+    ("2.8", "a byte now and then keeps a catch-up alive",
+     "if idle or acknowledged - self.lively >= LEAST_SHARE_BYTES:",
+     "if idle or acknowledged != self.lively:"),
     ("15.2", "a broadcast pauses nothing", "        if not self.flights:\n", "        if True:\n"),
     ("15.2", "catch-ups fill the kernel's buffers",
      "group.grant(max(share - in_flight, 0) if may_send else 0)",
@@ -404,6 +407,10 @@ CATCHUPS = broken(
     ("15.3", "a dead link keeps its turn", "and place < self.at_once <", "and 1 < 0 <"),
     ("15.4", "who joins stands behind the readers",
      "self.line = members | {group: turn} | self.line", "self.line[group] = turn"),
+) + broken(
+    "server/group.pyx",
+    ("15.2", "a socket uses leave of before while another is given more",
+     "pumping, self.pumping = self.pumping, True ", "pumping, self.pumping = self.pumping, False "),
 )
 SHORTAGE = broken(
     "server/shortage.py",

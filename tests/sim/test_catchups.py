@@ -203,15 +203,27 @@ def test_dead_links_in_line_have_whole_turns():
         assert 8 <= len(joining.lines("its turn goes to the next")) - said <= 11, "one in 2 s"
 
 
-def test_a_newest_connection_that_takes_nothing_gives_way():
-    """Somebody says that he is a learner which is there, and never reads: about 10 s."""
+@pytest.mark.parametrize("trickle", [0, 1000])
+def test_a_newest_connection_that_takes_nothing_gives_way(trickle):
+    """Somebody says that he is a learner which is there, and never reads, or so many bytes a
+    second, which no learner could train with: about 10 s."""
     joining = Joining(0, FEW_STEPS_MS)
-    with scaled(joining.fleet.settings):
+    with scaled(joining.fleet.settings | {"catchup_bytes": catchups.BEGIN_BYTES}):
         started(joining)
         joining.fleet.network.capacity = 1 << 16
         world, (learner, *_) = joining.fleet.world, joining.fleet.learners
         own = joining.scheduler.members.current[0]
-        learner.second_wire().pause()
+        wire = learner.second_wire()
+        wire.pause()
+
+        def take() -> None:
+            wire.down.capacity += trickle
+            wire.down.full = False
+            wire.down.drained()
+            world.after(SECOND, take)
+
+        if trickle:
+            take()
         world.wait(lambda: joining.scheduler.members.current[0] is not own)
         begun_ns = world.now_ns
         world.wait(lambda: joining.scheduler.members.current[0] is own)

@@ -189,6 +189,38 @@ def test_a_result_that_is_not_finite_names_the_folded_learners():
     assert store.live_buffers == before
 
 
+class Lacking(list):
+    """Its memory comes to an end now and then."""
+
+    def __init__(self, *found, lacks):
+        super().__init__(found)
+        self.lacks = lacks
+
+    def append(self, what):
+        self.lacks -= 1
+        if self.lacks >= 0:
+            raise MemoryError
+        super().append(what)
+
+
+@pytest.mark.parametrize(("kind", "lacking"), [
+    ("exact", "members"), ("exact", "stats"), ("exact", "_untold"),
+    ("streaming", "members"), ("streaming", "stats")])
+def test_a_fold_names_who_is_in_its_sums_or_has_not_added_it(kind, lacking):
+    """There may be no memory for an entry of a list, too."""
+    store = store_of(AVG, merge_stats=True)
+    fold = store.fold(0, kind, [0, 1])
+    setattr(fold, lacking, Lacking(lacks=2))
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            fold.add(0, 9, 1.0, gradient(1))
+    assert fold.add(0, 9, 1.0, gradient(1)) == [(0, 9)]
+    assert fold.add(1, 7, 1.0, gradient(3)) == [(1, 7)]
+    assert fold.members == [(0, 9), (1, 7)]
+    assert len(fold.stats) == 2
+    assert store.publish(store.prepare_fold(1, fold)).params.tolist() == [-2.0] * 6
+
+
 def test_a_push_that_finds_no_memory_is_added_once(monkeypatch):
     """Wherever in its work: with what is parked behind it, and told of once."""
     real, calls = engine.add, []

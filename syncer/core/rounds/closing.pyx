@@ -30,6 +30,7 @@ brings.
 
 --robust (rule 6.14) needs 2F + 1 learners to do without F of them. With fewer nothing could be left
 out, and one of two would decide: such a round waits as one below quorum does, whoever has answered.
+No quorum is smaller than that: settings with one are refused.
 
 rule 4.4. Launches keep a distance, so that each fragment is merged once in H steps of the slowest
     learner, and all fragments are spread evenly over that time. What is kept is when a launch
@@ -80,7 +81,7 @@ cdef bint quorum_reached(Policy policy, Round round):
 
     An exact fold has no quorum but everybody: it closes when all have answered, or not at all.
     """
-    if policy.exact_fold or not round.mergeable():
+    if policy.exact_fold:
         return False
     if policy.quorum_capacity is None:
         return round.answered >= policy.quorum
@@ -93,15 +94,14 @@ cdef long long soft_deadline_of(Policy policy, Round round):
     """When this round closes with what it has, NEVER if that rule does not apply to it now."""
     if policy.quorum_capacity is None or policy.soft_deadline_ns == 0:
         return NEVER
-    if round.answered < policy.q_min or not round.mergeable():
+    if round.answered < policy.q_min:
         return NEVER
     return round.launch_ns + policy.soft_deadline_ns
 
 
 cdef Py_ssize_t relaunch_needs(Policy policy):
     """Launchable learners without whom a new attempt could not reach quorum."""
-    return max(policy.quorum if policy.quorum_capacity is None else policy.q_min,
-               policy.least_values)
+    return policy.quorum if policy.quorum_capacity is None else policy.q_min
 
 
 # rule 6.1, rule 6.2, rule 6.3

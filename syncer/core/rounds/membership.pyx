@@ -27,9 +27,11 @@ loses no place by having nothing to say for long. If the wrong one has won, its 
 same rule.
 
 rule 2.8. Who is being caught up may have nothing to say for as long as that takes: what shows its
-life is that it takes the bytes. A peer that takes none of them for 5 s, though it is its turn, is
-as silent as one that says nothing. Otherwise a HELLO that somebody has recorded, and that never
-reads, would keep the learner out until a write times out.
+life is that it takes the bytes. A peer that takes next to none of them for 5 s, though it is its
+turn, is as silent as one that says nothing. Otherwise a HELLO that somebody has recorded, and that
+never reads, or a byte now and then, would keep the learner out until a write times out. Who waits
+for its turn has not been asked for a sign yet, and keeps its place: it is where a learner stands
+that was started again while its predecessor is still there, and speaks from a thread.
 
 rule 2.2. Every connection has a generation of its own. A HELLO whose generation has been used is
 refused, also when its first connection has gone: somebody has recorded it, MAC and all, and would
