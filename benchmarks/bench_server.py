@@ -1,7 +1,6 @@
 """The server against bare sockets that move the same bytes, over TCP on loopback, in the same run.
 
 - Broadcast: a group's queue, striping and sends, against `sendall` of as many bytes.
-- Push: frames, reassembly, decode, negate and finite scan, against `recv_into` of as many bytes.
 - Rounds: the real server process with three learners, against a loop of a few lines that receives
   three deltas of known length, decodes, merges, encodes and sends three broadcasts: the same bytes
   and the same arithmetic without frames, rounds, threads or anything that could go wrong.
@@ -43,11 +42,10 @@ from syncer.protocol import (  # noqa: E402
     bulk_dtype,
     tensor_bytes,
 )
+from syncer.server.arrivals import DECODERS  # noqa: E402
 from syncer.server.conn import Channel  # noqa: E402
-from syncer.server.group import Group  # noqa: E402
-from syncer.server.ingest import DECODERS, Ingest, Intake  # noqa: E402
+from syncer.server.group import Group, Reports  # noqa: E402
 from syncer.server.selector import SelectorLoop  # noqa: E402
-from syncer.server.system import ThreadWorkers  # noqa: E402
 from syncer.server.wire_version import WireVersion  # noqa: E402
 from syncer.wire import encode, messages  # noqa: E402
 from syncer.wire.frames import FrameReader  # noqa: E402
@@ -68,12 +66,6 @@ def swallow(sock: socket.socket) -> None:
     buffer = bytearray(4 * MIB)
     while sock.recv_into(buffer):
         pass
-
-
-def pour(sock: socket.socket, path: str) -> None:
-    data = Path(path).read_bytes()
-    while True:
-        sock.sendall(data)
 
 
 def relay(port: int, dtype: int) -> None:
@@ -132,30 +124,25 @@ def peer(task: str, *arguments: str) -> Iterator[socket.socket]:
 
 
 # ----------------------------------------------------------------------------------- in process
+class Deaf(Reports):
+    """Nothing comes in here."""
+
+    def ended(self, group, reason, refusal):
+        raise AssertionError((reason, refusal))
+
+
 class Sink:
-    """Counts what groups bring in and gives buffers back at once."""
+    """Groups and their loop."""
 
     def __init__(self):
         self.loop = SelectorLoop()
-        self.workers = ThreadWorkers(self.loop)
         self.pool = BufferPool()
-        self.ingest = Ingest(self.workers, self.pool, 1, handle=self.handle, left=self.left,
-                             say_farewell=self.left, report=lambda group, report: None)
-        self.pushes = 0
-
-    def handle(self, event):
-        event.payload.release()
-        self.pushes += 1
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exc_info):
-        self.workers.close()
         self.loop.close()
-
-    def left(self, *what):
-        raise AssertionError(what)
 
     def group(self, sockets, dtype) -> Group:
         hello = Hello(0, 1, dtype, Layout((FragmentLayout(RDA, (NUMEL,)),)), bytes(32), bytes(32),
@@ -166,8 +153,7 @@ class Sink:
             sock.setblocking(False)
             tcp.configure(sock)
             channels.append(Channel(self.loop, sock, "peer", None, FrameReader(limits), 60 * 10**9))
-        group = Group(channels[0], hello, self.ingest)
-        group.work = Intake()
+        group = Group(channels[0], hello, Deaf())
         for index, channel in enumerate(channels):
             channel.reader.reassembly = group.reassembly
             if index:
@@ -213,36 +199,6 @@ def test_broadcast(benchmark, dtype, learners, streams):
     benchmark.extra_info["ratio_to_bare_socket"] = figure.ratio
     print(f"\nbroadcast {DTYPES[dtype]} to {learners}, {streams or 'no'} data sockets: "
           f"{figure.ours:.2f} GB/s, bare socket {figure.bound:.2f} GB/s, ratio {figure.ratio:.2f}")
-
-
-@pytest.mark.parametrize("dtype", [DTYPE_F32, DTYPE_BF16])
-def test_push(benchmark, dtype, tmp_path):
-    push = messages.Push(0, 0, 1, 1, 0, 1, 1, 1, b"")
-    body = bytes(tensor_bytes(NUMEL, dtype))
-    pieces = encode.chunk_message(Msg.PUSH_FRAGMENT, encode.push_head(push), body, 7)
-    data = b"".join(bytes(part) for piece in pieces for part in piece)
-    (tmp_path / "push").write_bytes(data)
-    buffer = memoryview(bytearray(4 * MIB))
-    with (
-        Sink() as sink,
-        peer("pour", str(tmp_path / "push")) as plain,
-        peer("pour", str(tmp_path / "push")) as sock,
-    ):
-        sink.group([sock], dtype)
-
-        def bare() -> None:
-            left = len(data)
-            while left:
-                left -= plain.recv_into(buffer[:left])
-
-        def ours() -> None:
-            wanted = sink.pushes + 1
-            while sink.pushes < wanted:
-                sink.loop.poll()
-
-        result = ratio(bare, ours, rounds=ROUNDS, sample_ms=60)
-        benchmark.pedantic(ours, rounds=3)
-    report(benchmark, f"push {DTYPES[dtype]}", len(data), result)
 
 
 def report(benchmark, what, size, result):
@@ -383,4 +339,4 @@ if __name__ == "__main__":
             relay(int(port), int(rest[0]))
         else:
             connected = socket.create_connection(("127.0.0.1", int(port)))
-            {"swallow": swallow, "pour": pour}[task](connected, *rest)
+            swallow(connected)

@@ -6,7 +6,14 @@ machine cannot have it. How to add one stands in benchmarks/README.md.
 
 from __future__ import annotations
 
-from benchmarks import background_gap, bench_merge, bench_rounds, bench_server, bench_tls
+from benchmarks import (
+    background_gap,
+    bench_in,
+    bench_merge,
+    bench_rounds,
+    bench_server,
+    bench_tls,
+)
 from benchmarks.lab.scenes import Link
 from benchmarks.limits import disk, idle, links
 from benchmarks.limits.figure import Row
@@ -22,6 +29,14 @@ def fewer(short: bool, turns: int = 7) -> int:
 
 
 ROWS = (
+    *(Row(f"push-{name}", f"push {name}, 4 sockets", 0.8,
+          lambda short, dtype=dtype: bench_in.taken_in(
+              "push", dtype, turns=fewer(short), short=short))
+      for dtype, name in ((DTYPE_F32, "f32"), (DTYPE_BF16, "bf16"))),
+    Row("init-f32", "initial values f32, hashed", 0.8,
+        lambda short: bench_in.taken_in("init", DTYPE_F32, turns=fewer(short), short=short)),
+    Row("in-cpu", "in, CPU before decode", 1 / 1.2,
+        lambda short: bench_in.before_decode(fewer(short), short)),
     *(Row(f"broadcast-{name}-{learners}", f"broadcast {name} to {learners}", at_least,
           lambda short, dtype=dtype, learners=learners: bench_server.broadcast(
               dtype, learners, turns=fewer(short, 15)))

@@ -16,31 +16,33 @@ Decode = Callable[..., int]
 
 
 class Decoded:
-    """f32 values of one fragment, in memory of a pool.
+    """f32 values of one fragment, in memory of a pool, or in that of their message.
 
     They go when the scheduler has released them and no worker uses them; the memory is used again
     when the last view of it is gone. A late push that waits for another round is parked: only its
-    bytes as received are kept.
+    bytes as received are kept, if they are another copy.
     """
 
-    __slots__ = ("array", "decode", "digest", "numel", "parked", "pool", "released", "tensor",
-                 "users")
+    __slots__ = ("array", "decode", "digest", "in_place", "numel", "parked", "pool", "released",
+                 "tensor", "users")
 
     def __init__(self, pool: BufferPool, numel: int, tensor: memoryview | None = None,
-                 decode: Decode | None = None):
+                 decode: Decode | None = None, place: memoryview | None = None):
         self.pool = pool
         self.numel = numel
         self.array: np.ndarray | None = None
         self.tensor = tensor
         """The wire bytes, while a push may still be parked, or is."""
         self.decode = decode
+        self.in_place = place is not None
+        """The values are where the message came: they are its bytes, or their negatives."""
         self.parked = False
         """Only `tensor` is kept: whoever needs the values decodes them, into memory for them."""
         self.digest: bytes | None = None
         """SHA-256 of the wire bytes, of an INIT only."""
         self.users = 0
         self.released = False
-        self.array = self._memory()
+        self.array = self._memory() if place is None else np.frombuffer(place, np.float32)
 
     @property
     def buffer(self) -> np.ndarray:
@@ -78,8 +80,9 @@ class Decoded:
             self.tensor = None
 
     def park(self) -> None:
-        """Keep the wire bytes only."""
-        self.array, self.parked = None, True
+        """Keep the wire bytes only; values in their place take no more."""
+        if not self.in_place:
+            self.array, self.parked = None, True
 
     def _memory(self) -> np.ndarray:
         return np.frombuffer(memoryview(self.pool.take(self.numel)), np.float32)

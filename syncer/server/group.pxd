@@ -6,6 +6,7 @@ from syncer.server.outbox cimport Bulk, Outbox
 
 cdef class Reports:
     cpdef object frame(self, Group group, int kind, object payload)
+    cpdef object arriving(self, Group group, object message)
     cpdef object caught_up(self, Group group, tuple delivered)
     cpdef object ended(self, Group group, str reason, str refusal)
 

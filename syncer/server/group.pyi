@@ -4,12 +4,13 @@ from syncer.server.conn import Channel, Owner
 from syncer.server.loop import Loop
 from syncer.server.outbox import Outbox
 from syncer.tcp import Link
-from syncer.wire.frames import Reassembly
+from syncer.wire.frames import Partial, Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
 
 class Reports:
     def frame(self, group: Group, kind: int, payload: memoryview) -> object: ...
+    def arriving(self, group: Group, message: Partial) -> object: ...
     def caught_up(self, group: Group, delivered: tuple[int, ...]) -> object: ...
     def ended(self, group: Group, reason: str, refusal: str | None) -> object: ...
 

@@ -26,6 +26,9 @@ cdef class Reports:
         """One complete frame. Raises RemoteProtocolError to break the group."""
         raise NotImplementedError
 
+    cpdef object arriving(self, Group group, object message):
+        """More of a message that comes in pieces is there (`frames.Partial`)."""
+
     cpdef object caught_up(self, Group group, tuple delivered):
         """A catch-up has ended with these versions sent."""
         raise NotImplementedError
@@ -94,6 +97,9 @@ cdef class Group(Owner):
     # -------------------------------------------------------------------------- what came in
     cpdef object on_bytes(self, Channel channel, Py_ssize_t count):
         self.heard_ns = self.loop.now_ns()
+        message = channel.reader.arriving
+        if message is not None:
+            self.reports.arriving(self, message)
 
     cpdef object on_frame(self, Channel channel, int kind, object payload):
         self.reports.frame(self, kind, payload)

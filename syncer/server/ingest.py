@@ -9,49 +9,40 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from syncer import kernels
 from syncer.core import events
 from syncer.errors import NoMemory, RemoteProtocolError
 from syncer.merge.buffers import BufferPool
-from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype
+from syncer.protocol import DTYPE_F32, HEADER_BYTES, Msg, bulk_dtype, tensor_bytes
 from syncer.server import workers
+from syncer.server.arrivals import DECODERS, Arrival, Arrivals
 from syncer.server.conn import Channel
-from syncer.server.decoded import Decode, Decoded
+from syncer.server.decoded import Decoded
 from syncer.server.group import Group, Reports
-from syncer.server.workers import Job, Workers
+from syncer.server.workers import Workers
 from syncer.wire import messages
 from syncer.wire.encode import encode_error
 from syncer.wire.extended import LearnerReport, parse_report
+from syncer.wire.frames import Partial
+from syncer.wire.payload import Payload
 
 DECODING_MAX = 4
 """Payloads of one connection that are being decoded, or wait to be handed on behind one that is;
 at the limit its sockets are not read."""
-DECODERS: dict[int, Decode] = {
-    DTYPE_F32: kernels.decode_f32, DTYPE_BF16: kernels.decode_bf16, DTYPE_Q4: kernels.decode_q4,
-}
-
-
-class Pending:
-    """A payload on its way through the workers; `event` makes its event once it is decoded."""
-
-    __slots__ = ("decoded", "event", "finished", "name", "refusal", "tensor")
-
-    def __init__(self, name: str, tensor: memoryview, decoded: Decoded,
-                 event: Callable[[Decoded], events.Event]):
-        self.name, self.decoded, self.event = name, decoded, event
-        self.tensor: memoryview | None = tensor
-        """The wire bytes, until they are decoded."""
-        self.finished = False
-        self.refusal: str | None = None
+PUSH_HEADS_BYTES = HEADER_BYTES + messages.PUSH_HEAD.size
+"""What must be there of a message before it is known what it says, but for its tensor."""
 
 
 class Intake:
     """What `Ingest` keeps per group."""
 
-    __slots__ = ("broken", "over", "pending")
+    __slots__ = ("begun", "broken", "over", "pending")
 
     def __init__(self) -> None:
-        self.pending: deque[Pending] = deque()
+        self.begun: dict[Payload, Arrival | None] = {}
+        """By their memory: messages that come in pieces; None: what it says will not do, or its
+        tensor is small."""
+        self.pending: deque[Arrival] = deque()
+        """Whole messages, in their order."""
         self.broken = False
         """A payload was refused: those behind it are dropped."""
         self.over: tuple[str, str | None] | None = None
@@ -66,12 +57,14 @@ class Ingest(Reports):
     group that is told off.
     """
 
-    def __init__(self, helpers: Workers, pool: BufferPool, threads: int, *,
+    def __init__(self, helpers: Workers, pool: BufferPool, *,
                  handle: Callable[[events.Event], None],
                  left: Callable[[Group, str, str | None], None],
                  say_farewell: Callable[[list[Channel], Channel, list[bytes]], None],
-                 report: Callable[[Group, LearnerReport], None], keep_wire: bool = False):
-        self.workers, self.pool, self.threads = helpers, pool, threads
+                 report: Callable[[Group, LearnerReport], None], keep_wire: bool = False,
+                 hashing_max: int = 1):
+        self.arrivals = Arrivals(helpers, self._hand_on, hashing_max)
+        self.pool = pool
         self.handle, self.left, self.say_farewell = handle, left, say_farewell
         self.report, self.keep_wire = report, keep_wire
         """A late push may be parked: keep its bytes until the scheduler has judged it."""
@@ -90,11 +83,8 @@ class Ingest(Reports):
             return
         hello = group.hello
         who = hello.learner, hello.generation
-        about = hello.learner, hello.layout, hello.dtype
-        if kind == Msg.PUSH_FRAGMENT:
-            self._push(group, messages.parse_push(payload, *about))
-        elif kind == Msg.INIT_PARAMS:
-            self._init(group, messages.parse_init(payload, *about))
+        if kind in (Msg.PUSH_FRAGMENT, Msg.INIT_PARAMS):
+            self._tensor(group, kind, payload)
         elif kind == Msg.HEARTBEAT:
             heartbeat = messages.parse_heartbeat(payload, hello.learner)
             self.handle(events.Heartbeat(*who, heartbeat.local_step))
@@ -112,100 +102,139 @@ class Ingest(Reports):
         """The sockets are gone; what they brought in full still counts, and is handed on first."""
         if refusal is not None:
             self.say_farewell(group.channels, group.control, [encode_error(refusal)])
+        for arrival in group.work.begun.values():
+            if arrival is not None:
+                self.arrivals.drop(arrival)
+        group.work.begun.clear()
         group.work.over = reason, refusal
         self._hand_on(group)
 
-    def _init(self, group: Group, init: messages.Init) -> None:
-        who = group.learner, group.generation
-        decode = DECODERS[bulk_dtype(group.hello.dtype)]
-        tensor, threads = init.tensor, self.threads
-        decoded = self._decoded(group, init.fragment)
+    # ------------------------------------------------------------------------------- tensors
+    def arriving(self, group: Group, message: Partial) -> None:
+        """More of a message in pieces is there: its tensor is decoded as far as it has come.
 
-        def run() -> int:
-            if decoded.digest is None:
-                decoded.digest = kernels.sha256(tensor)
-            return decode(tensor, decoded.buffer, False, threads)
-
-        pending = Pending(f"INIT_PARAMS fragment {init.fragment}", tensor, decoded,
-                          lambda payload: events.Init(*who, init.fragment, payload))
-        self._submit(group, pending, run, hash_pair)
-
-    def _push(self, group: Group, push: messages.Push) -> None:
-        generation, decode = group.generation, DECODERS[group.hello.dtype]
-        tensor = push.delta
-        decoded = self._decoded(group, push.fragment, tensor if self.keep_wire else None, decode)
-        head = push[1:-1]
-        bad: int | None = None
-        if decoded.numel <= workers.INLINE_ELEMENTS_MAX:
-            bad = decode(tensor, decoded.buffer, True, 1)
-            if bad < 0 and not group.work.pending:  # nothing to wait for: as nearly always
-                self.handle(events.Push(push.learner, generation, *head, decoded))
+        Whatever is wrong with the message is said when it is whole.
+        """
+        smallest = tensor_bytes(workers.INLINE_ELEMENTS_MAX, group.hello.dtype)
+        if self.closed or message.total <= smallest:
+            return
+        begun = group.work.begun
+        memory = message.payload
+        if memory not in begun:
+            if message.there < PUSH_HEADS_BYTES or len(begun) >= DECODING_MAX:
                 return
+            try:
+                begun[memory] = self._early(group, message.kind, message.inside)
+            except NoMemory:
+                return  # there may be some when more has come
+            except RemoteProtocolError:
+                begun[memory] = None
+        arrival = begun[memory]
+        if arrival is not None:
+            arrival.there = max(0, message.there - (message.total - arrival.size))
+            self.arrivals.go_on(arrival)
 
-        del tensor  # no job holds the bytes that are decoded
+    def _early(self, group: Group, kind: int | None, payload: memoryview) -> Arrival | None:
+        """What arrives, by its first bytes; None: nothing that takes long."""
+        if kind == Msg.INIT_PARAMS:
+            return self._init(group, payload)
+        if kind != Msg.PUSH_FRAGMENT:
+            return None
+        hello = group.hello
+        push = messages.parse_push(payload, hello.learner, hello.layout, hello.dtype)
+        return None if self._is_small(group, push) else self._push(group, push)
 
-        def run() -> int:
-            return bad if bad is not None else decode(pending.tensor, decoded.buffer, True, 1)
-
-        pending = Pending(f"PUSH_FRAGMENT fragment {push.fragment}", push.delta, decoded,
-                          lambda payload: events.Push(push.learner, generation, *head, payload))
-        self._submit(group, pending, run, None, inline=bad is not None)
-
-    def _decoded(self, group: Group, fragment: int, tensor: memoryview | None = None,
-                 decode: Decode | None = None) -> Decoded:
-        """Memory for a payload. Raises NoMemory, which ends the connection it came on."""
-        try:
-            return Decoded(self.pool, group.hello.layout.fragments[fragment].numel, tensor, decode)
-        except MemoryError as error:
-            raise NoMemory(f"cannot decode a payload: {error}: try again later") from None
-
-    def _submit(self, group: Group, pending: Pending, run: Callable[[], int],
-                pair: Callable[[Pending, Pending], None] | None, inline: bool = False) -> None:
+    def _tensor(self, group: Group, kind: int, payload: memoryview) -> None:
+        """A whole INIT or PUSH: if it is not decoded yet, it waits for that."""
         intake: Intake = group.work
-        intake.pending.append(pending)
+        arrival = None
+        if intake.begun:
+            arrival = intake.begun.pop(payload.obj, None)  # type: ignore[call-overload]
+        if arrival is None and kind == Msg.INIT_PARAMS:
+            arrival = self._init(group, payload)
+        elif arrival is None:
+            hello = group.hello
+            push = messages.parse_push(payload, hello.learner, hello.layout, hello.dtype)
+            arrival = self._small(group, push) if self._is_small(group, push) else self._push(
+                group, push)
+            if arrival is None:
+                return
+        intake.pending.append(arrival)
         if len(intake.pending) >= DECODING_MAX:
             group.pause()  # small ones as well: each waits for its turn behind a large one
-        if inline:
-            self._done(group, pending, run(), None)
-            return
-        self.workers.submit(Job(run, lambda *done: self._done(group, pending, *done), pair,
-                                pending))
+        if not arrival.finished:
+            arrival.there = arrival.size
+            self.arrivals.go_on(arrival)
+        if arrival.finished:
+            self._hand_on(group)
 
-    def _done(self, group: Group, pending: Pending, bad: int | None,
-              error: BaseException | None) -> None:
-        if error is not None:
-            raise error  # no peer can cause it
-        pending.finished = True
-        pending.tensor = None
-        assert bad is not None  # one of both is None
-        if bad >= 0:
-            pending.refusal = (f"{pending.name} decodes to a value that is not finite (or has a "
-                               f"negative q4 scale) at element {bad}")
-        self._hand_on(group)
+    def _small(self, group: Group, push: messages.Push) -> Arrival | None:
+        """A push that is decoded on the spot, and handed on unless others go before it."""
+        dtype = group.hello.dtype
+        decoded = self._decoded(group, push.fragment, push.delta, dtype, self.keep_wire)
+        bad = DECODERS[dtype](push.delta, decoded.buffer, True, 1)
+        if bad < 0 and not group.work.pending:  # nothing to wait for: as nearly always
+            self.handle(events.Push(push.learner, group.generation, *push[1:-1], decoded))
+            return None
+        arrival = self._push(group, push, decoded)
+        arrival.done, arrival.bad, arrival.tensor = arrival.size, bad, None
+        return arrival
+
+    def _is_small(self, group: Group, push: messages.Push) -> bool:
+        numel: int = group.hello.layout.fragments[push.fragment].numel
+        return numel <= workers.INLINE_ELEMENTS_MAX
+
+    def _init(self, group: Group, payload: memoryview) -> Arrival:
+        hello = group.hello
+        dtype, who = bulk_dtype(hello.dtype), (hello.learner, hello.generation)
+        init = messages.parse_init(payload, hello.learner, hello.layout, hello.dtype)
+        decoded = self._decoded(group, init.fragment, init.tensor, dtype)
+        fragment = init.fragment
+        return Arrival(group, f"INIT_PARAMS fragment {fragment}", init.tensor, dtype,
+                       decoded=decoded, initial=True,
+                       event=lambda values: events.Init(*who, fragment, values))
+
+    def _push(self, group: Group, push: messages.Push, decoded: Decoded | None = None) -> Arrival:
+        who, head, dtype = (push.learner, group.generation), push[1:-1], group.hello.dtype
+        if decoded is None:
+            decoded = self._decoded(group, push.fragment, push.delta, dtype, self.keep_wire)
+        return Arrival(group, f"PUSH_FRAGMENT fragment {push.fragment}", push.delta, dtype,
+                       decoded=decoded,
+                       event=lambda values: events.Push(*who, *head, values))
+
+    def _decoded(self, group: Group, fragment: int, tensor: memoryview, dtype: int,
+                 keep_wire: bool = False) -> Decoded:
+        """Memory for a payload: that of its message if it can be. Raises NoMemory, which ends the
+        connection it came on."""
+        numel = group.hello.layout.fragments[fragment].numel
+        memory = tensor.obj
+        if dtype == DTYPE_F32 and isinstance(memory, Payload):
+            place = memory.values(memory.size - len(tensor))
+            if place is not None:
+                return Decoded(self.pool, numel, place=place)
+        try:
+            return Decoded(self.pool, numel, tensor if keep_wire else None, DECODERS[dtype])
+        except MemoryError as error:
+            raise NoMemory(f"cannot decode a payload: {error}: try again later") from None
 
     def _hand_on(self, group: Group) -> None:
         """Events of the payloads that are decoded, in the order in which they arrived."""
         intake: Intake = group.work
         waiting = intake.pending
         while waiting and waiting[0].finished:
-            pending = waiting.popleft()
-            if intake.broken or pending.refusal is not None:
-                pending.decoded.release()
+            arrival = waiting.popleft()
+            if intake.broken or arrival.bad >= 0:
+                refusal = None if arrival.bad < 0 else (
+                    f"{arrival.name} decodes to a value that is not finite (or has a negative q4 "
+                    f"scale) at element {arrival.bad}")
+                arrival.decoded.release()
                 intake.broken = True
-                group.end(pending.refusal or "", pending.refusal)
+                group.end(refusal or "", refusal)
             else:
-                self.handle(pending.event(pending.decoded))
+                self.handle(arrival.event(arrival.decoded))
         if intake.over is not None:
             if not waiting:
                 (reason, refusal), intake.over = intake.over, None
                 self.left(group, reason, refusal)
         elif not group.ended and group.control.paused and len(waiting) < DECODING_MAX:
             group.resume()
-
-
-def hash_pair(first: Pending, second: Pending) -> None:
-    """Digests of two INIT payloads in one go: two interleaved streams cost less than one by one."""
-    assert first.tensor is not None  # neither has been decoded
-    assert second.tensor is not None
-    digests = kernels.sha256_pair(first.tensor, second.tensor)
-    first.decoded.digest, second.decoded.digest = digests

@@ -14,7 +14,6 @@ from syncer.config import Config
 from syncer.layout import ISO, RDA, Layout
 from syncer.merge.optimizers import OPTIMIZERS
 from syncer.protocol import DTYPE_F32, bulk_dtype, tensor_bytes
-from syncer.server.ingest import DECODING_MAX
 from syncer.server.log import LOG_BYTES_MAX
 from syncer.server.tape import TAPE_BYTES_MAX
 
@@ -33,8 +32,6 @@ PAGE = 2 * MIB
 """for each piece that comes and goes a huge page that is in use in part."""
 SAVING_BYTES = 16 * MIB
 """What a checkpoint is written through."""
-INITIAL_AT_ONCE = DECODING_MAX + 1
-"""Initial values of learner 0 that are being decoded, and the one behind them that comes."""
 
 
 def in_blocks(size: int) -> int:
@@ -43,7 +40,7 @@ def in_blocks(size: int) -> int:
 
 
 def as_received(size: int) -> int:
-    """What the message of a tensor of this size takes until it is decoded."""
+    """What the message of a tensor of this size takes until it is decoded; in f32, its values."""
     return in_blocks(size + HEADS_BYTES)
 
 
@@ -56,7 +53,10 @@ class Sizes:
     """What the parts are made of, in bytes."""
 
     def __init__(self, config: Config, layout: Layout, dtype: int):
-        self.in_f32 = [in_blocks(4 * fragment.numel) for fragment in layout.fragments]
+        self.in_place = dtype == DTYPE_F32
+        """Values stay where they were received."""
+        self.in_f32 = [(as_received if self.in_place else in_blocks)(4 * fragment.numel)
+                       for fragment in layout.fragments]
         self.depth = depth_of(config, len(self.in_f32))
         self.learners = config.learners
         self.model, self.largest = sum(self.in_f32), max(self.in_f32)
@@ -66,9 +66,6 @@ class Sizes:
         self.sent = self._at_once(pushes)
         """Of their pushes of one learner, as received."""
         self.sent_max, self.sent_all = max(pushes), sum(pushes)
-        self.initial = sum(heapq.nlargest(INITIAL_AT_ONCE, (
-            as_received(tensor_bytes(fragment.numel, bulk_dtype(dtype)))
-            for fragment in layout.fragments)))
         self.encoded = bulk_dtype(dtype) != DTYPE_F32
         self.state = len(OPTIMIZERS[config.outer_optimizer].state)
         self.sums = 0 if config.fold == "batch" else (
@@ -83,10 +80,12 @@ class Sizes:
         """Pushes, results and sums of the rounds in flight.
 
         A round has all its pushes decoded when its result is computed, and none of their bytes as
-        received; before that it has no result. A fold has let go of its pushes by then.
+        received; before that it has no result. A fold has let go of its pushes by then. The bytes
+        of initial values, of which no more than five are there, take less.
         """
         result = (1 + self.state) * self.at_once + self.depth * 8 * ISO_F64_ARRAYS * self.matrix
-        decoded, received = self.learners * self.at_once, self.learners * self.sent
+        decoded = self.learners * self.at_once
+        received = 0 if self.in_place else self.learners * self.sent
         if self.sums:
             return self.sums * self.at_once + max(result, decoded + received)
         return decoded + max(result, received)
@@ -100,13 +99,13 @@ def memory_parts(config: Config, layout: Layout, dtype: int) -> dict[str, int]:
     rounds, broadcasts = sizes.rounds(), sizes.at_once // 2 if sizes.encoded else 0
     late = 0
     if config.quorum < config.learners:  # it comes when its round has closed
-        late = sizes.largest + sizes.sent_max
+        late = sizes.largest + (0 if sizes.in_place else sizes.sent_max)
     if config.late_carry:
         late += config.learners * sizes.sent_all
     return {
         "parameters": sizes.model,
         "optimizer": optimizer,
-        "rounds": max(rounds, sizes.initial - optimizer - broadcasts),
+        "rounds": rounds,
         "broadcasts": broadcasts,
         "late": late,
         "checkpoint": ((1 + sizes.state) * sizes.model if config.background_checkpoint else 0)

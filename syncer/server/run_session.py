@@ -99,9 +99,10 @@ class RunSession:
             check_as_bf16(parts.persistence.loaded)
         self.merging.resume(parts.persistence.take_loaded(), parts.persistence.lineage.renumbered)
         self.notices, self.reports = parts.notices, ReportBook(loop)
-        self.ingest = Ingest(self.workers, self.pool, config.merge_threads, handle=handle,
+        self.ingest = Ingest(self.workers, self.pool, handle=handle,
                              left=self._left, say_farewell=parts.farewells.say,
-                             report=self.reports.take, keep_wire=config.late_carry)
+                             report=self.reports.take, keep_wire=config.late_carry,
+                             hashing_max=max(1, parts.workers.count // 2))
         self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
                                  log=parts.log, handle=handle,
                                  free_spares=pages.free_kept,

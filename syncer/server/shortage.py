@@ -33,6 +33,7 @@ class Shortage:
     def __init__(self, workers: Workers, loop: Loop, log: Log, *, limit_ns: int,
                  free_spares: Callable[[], None] = lambda: None):
         self.workers, self.loop, self.log = workers, loop, log
+        self.count = workers.count
         self.limit_ns, self.free_spares = limit_ns, free_spares
         self.waiting: dict[Timer, None] = {}
         self.short = 0

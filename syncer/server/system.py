@@ -38,7 +38,7 @@ from syncer.server.log import Lines, Writer
 from syncer.server.notify import ServiceManager
 from syncer.server.selector import SelectorLoop
 from syncer.server.unix_place import UnixPlace
-from syncer.server.workers import Job, JobQueue, run_jobs
+from syncer.server.workers import Job, JobQueue, run_job
 from syncer.streams import Backlog, LineWriter, WriterThread
 
 WORKERS_MAX = 4
@@ -132,13 +132,14 @@ class ThreadWorkers:
             with self.taking:
                 if self.closing:
                     return
-                jobs = self.queue.take()
+                job = self.queue.take()
                 self.computing.add(me)
             if (wrong := restore_floats()) and not said:
                 self.floats_restored(me.name, wrong)
                 said = True
-            run_jobs(jobs, self.loop.post)
-            del jobs  # a waiting worker must not keep the last job's buffers alive
+            if job is not None:
+                run_job(job, self.loop.post)
+            del job  # a waiting worker must not keep the last job's buffers alive
             with self.taking:
                 self.computing.discard(me)
 

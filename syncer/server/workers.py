@@ -16,22 +16,17 @@ INLINE_ELEMENTS_MAX = 131_072
 
 
 class Job(NamedTuple):
-    """`run()` on a worker, then `done(result, error)` on the loop's thread; one of both is None.
-
-    When `pair` is set and another job with the same `pair` waits, one worker takes both and calls
-    `pair(first, second)` before them: the two then share work that is cheaper together.
-    """
+    """`run()` on a worker, then `done(result, error)` on the loop's thread; one of both is None."""
 
     run: Callable[[], Any]
     done: Callable[[Any, BaseException | None], object]
-    pair: Callable[[Any, Any], object] | None = None
-    subject: Any = None
-    """What `pair` is given of each job."""
 
 
 class Workers(Protocol):
     """The port: somewhere to run jobs. `close` drops what has not begun, and waits for nothing: the
-    rest answers to nobody."""
+    rest answers to nobody. `count`: how many jobs run at a time."""
+
+    count: int
 
     def submit(self, job: Job) -> None: ...
 
@@ -47,41 +42,23 @@ class JobQueue:
     def put(self, job: Job) -> None:
         self.jobs.append(job)
 
-    def take(self) -> tuple[Job, ...]:
-        """The next job, or two that pair; nothing if none waits."""
-        if not self.jobs:
-            return ()  # it was taken as the second of a pair
-        first = self.jobs.popleft()
-        if first.pair is not None:
-            for index, other in enumerate(self.jobs):
-                if other.pair == first.pair:
-                    del self.jobs[index]
-                    return first, other
-        return (first,)
+    def take(self) -> Job | None:
+        """The next job; None if none waits."""
+        return self.jobs.popleft() if self.jobs else None
 
     def clear(self) -> None:
         self.jobs.clear()
 
 
-def run_jobs(jobs: tuple[Job, ...], post: Callable[..., object]) -> None:
+def run_job(job: Job, post: Callable[..., object]) -> None:
     """Run what `take` gave, and post what became of it.
 
     Every failure travels to the loop's thread: a worker that died in silence would leave a round
     waiting for ever.
     """
-    if len(jobs) == 2:
-        first, second = jobs
-        assert first.pair is not None
-        try:
-            first.pair(first.subject, second.subject)
-        except BaseException as error:
-            post(first.done, None, error)
-            post(second.done, None, error)
-            return
-    for job in jobs:
-        try:
-            result = job.run()
-        except BaseException as error:
-            post(job.done, None, error)
-        else:
-            post(job.done, result, None)
+    try:
+        result = job.run()
+    except BaseException as error:
+        post(job.done, None, error)
+    else:
+        post(job.done, result, None)

@@ -19,13 +19,14 @@ cdef enum:
 
 cdef class Partial:
     # One message in reassembly: its bytes and the ranges that are taken.
-    cdef Payload payload
+    cdef readonly Payload payload
     cdef object msg_id
-    cdef uint64_t total
+    cdef readonly uint64_t total
     cdef uint64_t filled
     cdef Range* ranges
     cdef Py_ssize_t range_count
     cdef Py_ssize_t range_capacity
+    cdef dict coming            # of each piece that has begun: its end -> up to where it is in
 
     cdef int reserve(self, uint64_t start, uint64_t end) except -1
     cdef int insert(self, Py_ssize_t index, uint64_t start, uint64_t end) except -1

@@ -59,8 +59,36 @@ cdef inline uint64_t load_u32(const char* at) noexcept nogil:
 cdef class Partial:
     """One message in reassembly; a range is taken when its header is read, filled when it is in."""
 
+    def __cinit__(self):
+        self.coming = {}
+
     def __dealloc__(self):
         free(self.ranges)
+
+    @property
+    def there(self):
+        """Bytes that are in without a gap, from the first one on."""
+        cdef uint64_t most, at
+        if self.range_count == 0 or self.ranges[0].start:
+            return 0
+        most = self.ranges[0].end
+        for at in self.coming.values():
+            most = min(most, at)
+        return most
+
+    @property
+    def kind(self):
+        """Type of the message inside; None until its header is in, and if that is a wrong one."""
+        cdef const char* data = self.payload.data
+        if (self.there < HEADER or load_u32(data) != FRAME_MAGIC
+                or load_u64(data + 5) != self.total - HEADER):
+            return None
+        return <uint8_t>data[4]
+
+    @property
+    def inside(self):
+        """What will be the payload of the message inside: as much of it as is in."""
+        return memoryview(self.payload)[HEADER:]
 
     cdef int reserve(self, uint64_t start, uint64_t end) except -1:
         """Takes [start, end), which must not overlap a taken range; touching ranges are joined."""
@@ -266,6 +294,11 @@ cdef class FrameReader:
         self._limits = limits
 
     @property
+    def arriving(self):
+        """The message of which a piece is being received, None if there is none."""
+        return self.partial
+
+    @property
     def bytes_held(self):
         """Memory of this reader apart from messages in reassembly."""
         cdef Py_ssize_t held = self.staging.size
@@ -310,10 +343,12 @@ cdef class FrameReader:
             room = STAGING - self.end
         if count < 0 or count > room:
             raise LocalProtocolError(f"{count} bytes were received into a buffer of {room}")
-        if self.target is not None:
-            self.target_at += count
-        else:
+        if self.target is None:
             self.end += count
+            return self
+        self.target_at += count
+        if self.partial is not None:
+            self.partial.coming[self.target_end] = self.target_at
         return self
 
     def feed(self, data):
@@ -420,6 +455,7 @@ cdef class FrameReader:
         self.start = self.end = 0
         self.target, self.partial = partial.payload, partial
         self.target_at, self.target_end = <Py_ssize_t>offset + here, <Py_ssize_t>offset + piece
+        partial.coming[self.target_end] = self.target_at
         self.piece_bytes = piece
         return None
 
@@ -441,6 +477,7 @@ cdef class FrameReader:
         cdef Partial partial = self.partial
         self.target = self.partial = None
         if partial is not None:
+            del partial.coming[self.target_end]
             return self.checked_inner(self.reassembly.filled(partial, self.piece_bytes))
         target.sealed = True
         return self.target_type, memoryview(target)

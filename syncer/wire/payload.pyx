@@ -4,7 +4,7 @@ Must not know frames or limits. Needs the GIL, which is the lock of the blocks.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
 from syncer.errors import NoMemory
@@ -25,6 +25,18 @@ cdef class Payload:
 
     def __getbuffer__(self, Py_buffer* buffer, int flags):
         PyBuffer_FillInfo(buffer, self, self.data, self.size, self.sealed, flags)
+
+    def values(self, Py_ssize_t at):
+        """Writable f32 elements in place of the bytes from `at` on, which are theirs from now on;
+        None where they would not be aligned."""
+        cdef bint sealed = self.sealed
+        if <uintptr_t>(self.data + at) % 4:
+            return None
+        self.sealed = False
+        try:
+            return memoryview(self)[at:].cast("f")
+        finally:
+            self.sealed = sealed
 
 
 cdef Payload allocate(uint64_t size, Py_ssize_t lead, bint recycle):

@@ -137,13 +137,13 @@ def test_at_most_four_payloads_of_a_connection_are_decoded_at_a_time(tmp_path, m
     """Six INITs come in one burst: reading pauses at four and goes on, and nothing is lost. All are
     too large to be decoded on the spot."""
     counts = []
-    submit = ingest.Ingest._submit
+    tensor = ingest.Ingest._tensor
 
-    def counting(self, group, *given, **options):
-        submit(self, group, *given, **options)
+    def counting(self, group, *given):
+        tensor(self, group, *given)
         counts.append(len(group.work.pending))
 
-    monkeypatch.setattr(ingest.Ingest, "_submit", counting)
+    monkeypatch.setattr(ingest.Ingest, "_tensor", counting)
     layout = layout_of(*[(200_000,)] * 6)
     values = [np.full(200_000, p, np.float32) for p in range(6)]
     with ServerThread(tmp_path) as server:

@@ -23,7 +23,7 @@ def test_small_pushes_behind_a_large_one_are_not_read_without_limit(tmp_path):
     gate = threading.Event()
     pushes = 40
     with ServerThread(tmp_path, total_steps=9, quorum=1) as server:
-        learner = server.learner(0, layout_of((LARGE,), (SMALL,)))
+        learner = server.learner(0, layout_of((LARGE,), (SMALL,)), dtype=DTYPE_BF16)
         learner.send_init([np.zeros(LARGE, np.float32), np.zeros(SMALL, np.float32)])
         pull = learner.pull(1)
         workers = server.server.workers

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from syncer.checkpoint.reader import Checkpoint
-from syncer.kernels import decode_f32
+from syncer.kernels import decode_bf16, decode_f32
 from syncer.merge import FragmentStore, engine
 from syncer.merge.buffers import BufferPool
-from syncer.protocol import DTYPE_F32
-from syncer.server import decoded, ingest
+from syncer.protocol import DTYPE_BF16, DTYPE_F32
+from syncer.server import arrivals, decoded
 from tests.e2e.scripted import ServerThread, layout_of
 
 SMALL, LARGE = layout_of((4,)), layout_of((200_000,))
@@ -107,25 +107,29 @@ def test_memory_that_never_comes_ends_the_run_with_its_last_cut(tmp_path, monkey
         assert checkpoint.facts.step == 1
 
 
-def test_a_push_whose_values_find_no_memory_is_decoded_again(tmp_path, monkeypatch):
-    failing = Failing(decode_f32, 1)
+@pytest.mark.parametrize(("dtype", "decode", "waits"), [
+    (DTYPE_F32, decode_f32, False), (DTYPE_BF16, decode_bf16, True)])
+def test_a_push_whose_values_find_no_memory_is_decoded_again(tmp_path, monkeypatch, dtype, decode,
+                                                             waits):
+    """By a worker, which waits for memory, also what is decoded on the spot otherwise."""
+    failing = Failing(decode, 1)
     with ServerThread(tmp_path, total_steps=2) as server:
-        learner = server.learner(0, LARGE)
+        learner = server.learner(0, LARGE, dtype=dtype)
         learner.send_init([ONE_LARGE])
         pull = learner.pull(1)
-        monkeypatch.setitem(ingest.DECODERS, DTYPE_F32, failing)
+        monkeypatch.setitem(arrivals.DECODERS, dtype, failing)
         learner.push(pull, ONE_LARGE)
         learner.push(learner.pull(2), ONE_LARGE)
         learner.finish()
         assert server.wait() == 0
-        assert server.log.find(SHORT)
+        assert bool(server.log.find(SHORT)) == waits
     assert not failing.times
 
 
 def test_whose_message_finds_no_memory_is_told_to_try_again_later(tmp_path, monkeypatch):
     """It is this moment that is to blame, and not the learner, which dials again."""
     with ServerThread(tmp_path, total_steps=2) as server:
-        learner = server.learner(0, LARGE)
+        learner = server.learner(0, LARGE, dtype=DTYPE_BF16)
         learner.send_init([ONE_LARGE])
         pull = learner.pull(1)
 
@@ -133,7 +137,7 @@ def test_whose_message_finds_no_memory_is_told_to_try_again_later(tmp_path, monk
         learner.push(pull, ONE_LARGE)
         assert "try again later" in learner.error()
         monkeypatch.undo()
-        again = server.learner(0, LARGE)
+        again = server.learner(0, LARGE, dtype=DTYPE_BF16)
         for step in (1, 2):
             again.push(again.pull(step), ONE_LARGE)
         again.finish()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from syncer.server import door, farewell, run_session, workers
+from syncer.protocol import DTYPE_BF16, DTYPE_F32
+from syncer.server import arrivals, door, farewell, run_session, workers
 from syncer.wire import encode
 from tests.sim import turns
 
@@ -18,7 +19,11 @@ LIMITS = (door, "STRANGERS_MAX", "strangers"), (door, "STRANGER_BYTES_MAX", "str
 """(module, constant, setting) of what strangers and goodbyes may have."""
 SIZES = (encode, "CHUNK_SIZE", "chunk_bytes"), (
     encode, "STRIPE_BYTES_MIN", "inline_elements"), (
-    workers, "INLINE_ELEMENTS_MAX", "inline_elements"), (door, "HELLO_INLINE_MAX", "hello_inline")
+    workers, "INLINE_ELEMENTS_MAX", "inline_elements"), (
+    door, "HELLO_INLINE_MAX", "hello_inline"), (
+    arrivals, "STEP_ELEMENTS", "inline_elements"), (
+    arrivals, "HASH_STEP_BYTES", "inline_elements"), (
+    arrivals, "HASH_UNIT_BYTES", "hash_unit"), (arrivals, "UNITS", "units")
 """The same of what is large."""
 REAL = {(module, name): getattr(module, name) for module, name, _ in (*LIMITS, *SIZES)}
 
@@ -31,8 +36,13 @@ def forgive() -> None:
 
 @contextmanager
 def scaled(settings: dict[str, Any]) -> Iterator[None]:
+    given = dict(settings)
+    small = settings["inline_elements"] < REAL[workers, "INLINE_ELEMENTS_MAX"]
+    given["hash_unit"] = 1 if small else REAL[arrivals, "HASH_UNIT_BYTES"]
+    given["units"] = REAL[arrivals, "UNITS"] | ({DTYPE_F32: (4, 1), DTYPE_BF16: (2, 1)}
+                                                if small else {})
     for module, name, setting in (*LIMITS, *SIZES):
-        setattr(module, name, settings[setting])
+        setattr(module, name, given[setting])
     try:
         with turns.small(settings["catchup_bytes"]):
             yield

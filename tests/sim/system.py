@@ -18,7 +18,7 @@ from syncer.server.capacity import FILES_RESERVED, Descriptors
 from syncer.server.log import Lines
 from syncer.server.loop import READ, WRITE, Handler, Loop, Timer
 from syncer.server.system import System, Usage
-from syncer.server.workers import Job, JobQueue, run_jobs
+from syncer.server.workers import Job, JobQueue, run_job
 from syncer.streams import Backlog
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import Disk, SimFiles
@@ -143,20 +143,19 @@ class SimWorkers:
     def _take(self) -> None:
         if self.dead or not self.idle:
             return
-        jobs = self.queue.take()
-        if not jobs:
+        job = self.queue.take()
+        if job is None:
             return
         self.idle -= 1
         if self.failing:
             self.failing -= 1
             self.failed += 1
-            jobs = tuple(job._replace(run=_no_memory, pair=job.pair and _no_memory)
-                         for job in jobs)
+            job = job._replace(run=_no_memory)
         early = self.world.chance(0.5)
         answers: list[tuple[Any, ...]] = []
         if early:                                 # computed at the beginning, or at the end
-            run_jobs(jobs, lambda *answer: answers.append(answer))
-        under_way = [() if early else jobs, answers]
+            run_job(job, lambda *answer: answers.append(answer))
+        under_way = [None if early else job, answers]
         self.under_way.append(under_way)
         self.world.after(self.world.between(0.01, self.work_ms) * MS, self._finish, under_way)
 
@@ -164,9 +163,9 @@ class SimWorkers:
         if self.dead:
             return
         self.under_way = [other for other in self.under_way if other is not under_way]
-        jobs, answers = under_way
-        if jobs:
-            run_jobs(jobs, lambda *answer: answers.append(answer))
+        job, answers = under_way
+        if job is not None:
+            run_job(job, lambda *answer: answers.append(answer))
         for answer in answers:
             self.loop.post(*answer)
         self.idle += 1

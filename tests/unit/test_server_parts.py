@@ -185,42 +185,6 @@ def test_results_and_errors_come_back_through_the_loop(loop):
     assert isinstance(values[1][1], ZeroDivisionError)
 
 
-def test_two_waiting_jobs_of_a_kind_are_paired(loop):
-    workers = ThreadWorkers(loop, 1)
-    gate = threading.Event()
-    paired, done = [], []
-
-    def pair(first, second):
-        paired.append((first, second))
-
-    workers.submit(Job(gate.wait, lambda *answer: done.append("gate")))
-    for name in "abcde":
-        kind = None if name == "b" else pair
-        workers.submit(Job(lambda name=name: name, lambda r, e: done.append(r), kind, name))
-    gate.set()
-    poll_until(loop, lambda: len(done) == 6)
-    workers.close()
-    assert paired == [("a", "c"), ("d", "e")]
-    assert sorted(done[1:]) == list("abcde")
-
-
-def test_a_pair_that_fails_fails_both(loop):
-    workers = ThreadWorkers(loop, 1)
-    gate = threading.Event()
-    errors = []
-
-    def pair(first, second):
-        raise MemoryError
-
-    workers.submit(Job(gate.wait, lambda *answer: None))
-    for _ in range(2):
-        workers.submit(Job(lambda: 1, lambda r, e: errors.append(type(e)), pair))
-    gate.set()
-    poll_until(loop, lambda: len(errors) == 2)
-    workers.close()
-    assert errors == [MemoryError, MemoryError]
-
-
 def test_closing_drops_what_has_not_begun_and_waits_for_nobody_who_computes(loop):
     workers = ThreadWorkers(loop, 2)
     gate, begun = threading.Event(), threading.Semaphore(0)
