@@ -22,8 +22,10 @@ cdef extern from *:
     #include <errno.h>
     #include <stdlib.h>
     #include <sys/mman.h>
+    #ifdef __linux__
     #include <sys/syscall.h>
     #include <unistd.h>
+    #endif
     #define SYNCER_PAGE ((size_t)2 << 20)
     #define SYNCER_INTERLEAVE 3
     static char *syncer_map(char *at, size_t bytes) { /* `at` is a wish */

@@ -15,7 +15,7 @@ from benchmarks import (
     bench_tls,
 )
 from benchmarks.lab.scenes import Link
-from benchmarks.limits import disk, idle, links
+from benchmarks.limits import disk, idle, links, memory
 from benchmarks.limits.figure import Row
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
 
@@ -67,4 +67,6 @@ ROWS = (
         lambda short: bench_tls.throughput("swallow", fewer(short))),
     Row("idle-cpu", "2,000 idle learners, CPU", 1.0, idle.cpu),
     Row("idle-memory", "2,000 idle learners, each", 1.0, idle.memory),
+    Row("memory-peak", "peak memory, 2 bf16 learners", 1.0, memory.peak),
+    Row("memory-faults", "minor faults of steady rounds", 1.0, memory.faults),
 )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from syncer.core import events as ev
-from syncer.layout import RDA
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
 from syncer.server import ingest
 from syncer.server.workers import Job
 from tests.e2e.scripted import PATIENCE_S, ServerProcess, ServerThread, layout_of, wait_until
+from tests.e2e.steady import faults_per_gb, play
 
 LARGE, SMALL, MIB = 200_000, 10, 1 << 20
 
@@ -47,39 +46,9 @@ RARELY_LESS = 0.8
 """Where a round is waited for by everybody, so much of what is told is used at least: 0.91 to 1.0
 was measured. Where rounds overlap it depends on how far they do."""
 BARRIER, MIXED_SIZES, EQUAL_SIZES = ("--pipeline", "1"), (6_000_000, 4_000_000), (4_000_000,) * 4
-FAULTS_PER_GB = 1_000
-"""For each GB received. If its memory, that of its values and that of results were faulted in, it
-would be some 2,500 huge pages, or a million small ones; 0 to 120 were measured."""
-
-
-def minor_faults(server: ServerProcess) -> int:
-    return int(Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()[7])
-
-
-def play(server, numels, learners, dtype, rounds):
-    """Everybody answers at once and reads what it is sent; returns the page faults of the server
-    after each round of the first learner's."""
-    fleet = [server.learner(i, layout_of(*((n,) for n in numels), mode=RDA), dtype=dtype)
-             for i in range(learners)]
-    fleet[0].send_init([np.ones(n, np.float32) for n in numels])
-    deltas = {n: np.full(n, 1e-3, np.float32) for n in numels}
-    faults = []
-
-    def train(learner):
-        for _ in range(rounds * len(numels)):
-            pull = learner.pull()
-            if learner is fleet[0]:
-                faults.append(minor_faults(server))
-            learner.push(pull, deltas[numels[pull.fragment]])
-        learner.finish()
-
-    threads = [threading.Thread(target=train, args=(learner,)) for learner in fleet]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert server.wait() == 0
-    return faults
+FAULTS_PER_GB = 2_000
+"""For each GB received; 0 to 120 were measured, and 15,000 where blocks are used again by fragments
+of their own size alone."""
 
 
 @pytest.mark.parametrize(("numels", "session", "least", "flags"), [
@@ -116,13 +85,11 @@ def test_a_run_takes_no_more_memory_than_it_says_and_not_much_less(tmp_path, num
     assert least * told["mib"] * MIB <= used <= told["mib"] * MIB
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(DTYPE_BF16, 2), (DTYPE_F32, 4)])
-def test_rounds_fault_no_page_in_once_they_go_on(tmp_path, dtype, size):
+@pytest.mark.parametrize("dtype", [DTYPE_BF16, DTYPE_F32])
+def test_rounds_fault_no_page_in_once_they_go_on(tmp_path, dtype):
     """Fragments of different sizes take turns; the first rounds of each bring the pages."""
-    numels, rounds = (3_000_000, 1_700_000, 4_100_000, 300_000), 12
+    numels, rounds = (3_000_000, 1_700_000, 4_100_000, 300_000), 16
     with ServerProcess(tmp_path, "--quorum", "2", "--grace-ms", "0", "--pipeline", "1", learners=2,
                        steps=rounds * len(numels)) as server:
         faults = play(server, numels, 2, dtype, rounds)
-    half = len(faults) // 2
-    received = 2 * size * sum(numels) * rounds / 2
-    assert (faults[-1] - faults[half]) / (received / 1e9) < FAULTS_PER_GB
+    assert faults_per_gb(faults, numels, 2, dtype) < FAULTS_PER_GB
