@@ -17,6 +17,7 @@ from benchmarks import (
 from benchmarks.lab.scenes import Link
 from benchmarks.limits import disk, idle, links, memory
 from benchmarks.limits.figure import Row
+from benchmarks.peers.against import against_torchft
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
 
 GB, MB = Link(1e9), Link(1e8)
@@ -61,6 +62,10 @@ ROWS = (
     *(Row(f"sync-{key}-{dtype}", f"sync {link}, {dtype}", 0.9,
           lambda short, link=link, dtype=dtype, mib=mib: links.sync(link, dtype, mib, short))
       for key, link, mib in (("1g", GB, 64), ("100m", MB, 16)) for dtype in ("f32", "bf16", "q4")),
+    Row("torchft-loopback", "128 MiB, torchft, loopback", 1.5,
+        lambda short: against_torchft(None, short)),
+    Row("torchft-1g", "128 MiB, torchft, 1 Gb/s", 4.0,
+        lambda short: against_torchft(1e9, short)),
     Row("tls-in", "TLS into the server", 0.9,
         lambda short: bench_tls.throughput("pour", fewer(short))),
     Row("tls-out", "TLS out of the server", 0.9,

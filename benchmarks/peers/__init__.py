@@ -1,0 +1,1 @@
+"""Other programs that synchronise parameters, side by side with this one."""
