@@ -182,6 +182,20 @@ typedef struct {
     double sums[3 * WINDOW_BLOCKS];
 } sum_job;
 
+/* What is defined for one block of one gradient. */
+static void term_sums(const sum_job *job, size_t begin, size_t n, double *sums) {
+    const sk_reduce_variant *reduce = sk_active.reduce;
+    const sk_term term = {
+        .d = job->x, .wu = job->wu, .wv = job->wv, .clip = 1.0f, .turn = SK_ROTATE};
+    for (size_t end = begin + n, some; begin < end; begin += some, sums++) {
+        some = end - begin < SK_BLOCK ? end - begin : SK_BLOCK;
+        if (job->kind == THREE)
+            reduce->measure(&term, 1, job->y, begin, some, sums, WINDOW_BLOCKS);
+        else
+            reduce->rotated(&term, 1, job->y, begin, some, sums, WINDOW_BLOCKS);
+    }
+}
+
 static void sum_range(void *context, int part, size_t begin, size_t end) {
     (void)part;
     sum_job *job = context;
@@ -191,8 +205,7 @@ static void sum_range(void *context, int part, size_t begin, size_t end) {
     switch (job->kind) {
     case SUMSQ: reduce->sumsq(job->x + begin, n, sums); break;
     case DOT: reduce->dot(job->x + begin, job->y + begin, n, sums); break;
-    case THREE: reduce->three(job->x + begin, job->y + begin, n, sums, WINDOW_BLOCKS); break;
-    case ROTATED: reduce->rotated(job->x + begin, job->y + begin, job->wu, job->wv, n, sums); break;
+    default: term_sums(job, begin, n, sums);
     }
 }
 
@@ -231,7 +244,7 @@ double sk_dot(const float *x, const float *y, size_t n, int threads) {
 
 void sk_three(const float *x, const float *y, size_t n, double out[3], int threads) {
     sum_job job;
-    job.kind = THREE, job.x = x, job.y = y;
+    job.kind = THREE, job.x = x, job.y = y, job.wu = job.wv = 0.0;
     blocked_sums(&job, n, 3, out, threads);
 }
 
@@ -330,6 +343,7 @@ static void outer_range(void *context, int part, size_t begin, size_t end) {
     scan_job *job = context;
     size_t found = sk_active.blend->outer[job->outer](job->scalars, job->arrays, begin,
                                                       job->x + begin, end - begin, job->stream);
+    sk_stores_done();
     bad_set(&job->bad, part, begin, found, end - begin);
 }
 

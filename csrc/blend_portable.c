@@ -1,6 +1,8 @@
 /* Element-wise arithmetic of merge and optimizers as their definitions write it. */
 #include "syncer_kernels_impl.h"
 
+extern const sk_blend_variant sk_blend_portable;
+
 static void accumulate(float *out, const float *g, float k, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = out[i] + k * g[i];
 }
@@ -25,6 +27,79 @@ static void rotate(float *out, const float *d, const float *m, double wu, double
                    size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = (float)(wu * (double)d[i] + wv * (double)m[i]) * s;
 }
+
+/* ------------------------------------------------------------------ several gradients at once */
+
+static void add_squares(const float *x, size_t n, double *lanes) {
+    for (size_t j = 0; j < n; j++) lanes[j % SK_LANES] += (double)x[j] * (double)x[j];
+}
+
+#define STRIP 256 /* stays in the first-level cache */
+
+/* [at, at+n) of one corrected gradient, n <= STRIP: in place, or in `strip`. */
+static const float *corrected(const sk_blend_variant *parts, const sk_term *t, const float *m,
+                              size_t at, size_t n, float *strip) {
+    const float *d = t->d + at;
+    if (t->clip != 1.0f) {
+        memcpy(strip, d, n * sizeof *d);
+        parts->scale(strip, t->clip, n);
+        d = strip;
+    }
+    if (t->turn == SK_KEEP) return d;
+    if (t->turn == SK_SHRINK)
+        parts->shrink(strip, d, m + at, t->q, n);
+    else
+        parts->rotate(strip, d, m + at, t->wu, t->wv, t->q, n);
+    return strip;
+}
+
+/* The first one is written (+0 + k*d, which turns -0 into +0 as a sum from zero does) and not added
+ * to zeros. */
+void sk_combine_by_parts(const sk_blend_variant *parts, const sk_term *terms, size_t count,
+                         const float *m, size_t at, size_t n, float *out, double *lanes) {
+    float strip[STRIP];
+    for (size_t s = 0, len; s < n; s += len) {
+        len = n - s < STRIP ? n - s : STRIP;
+        for (size_t i = 0; i < count; i++) {
+            const float *d = corrected(parts, &terms[i], m, at + s, len, strip);
+            (i ? parts->accumulate : parts->first)(out + s, d, terms[i].k, len);
+        }
+        if (count == 0) memset(out + s, 0, len * sizeof *out);
+        add_squares(out + s, len, lanes);
+    }
+}
+
+void sk_length_by_parts(const sk_blend_variant *parts, const sk_term *term, const float *m,
+                        size_t at, size_t n, double *lanes) {
+    float strip[STRIP];
+    for (size_t s = 0, len; s < n; s += len) {
+        len = n - s < STRIP ? n - s : STRIP;
+        add_squares(corrected(parts, term, m, at + s, len, strip), len, lanes);
+    }
+}
+
+static void combine(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    float *out, int stream, double *lanes) {
+    (void)stream;
+    sk_combine_by_parts(&sk_blend_portable, terms, count, m, at, n, out, lanes);
+}
+
+static void scaled(float *out, const float *x, float k, size_t n, double *lanes) {
+    for (size_t i = 0; i < n; i++) out[i] = x[i] * k;
+    add_squares(out, n, lanes);
+}
+
+static void lengths(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride) {
+    for (size_t i = 0; i < count; i++) {
+        double lanes[SK_LANES] = {0};
+        if (terms[i].turn == SK_KEEP) continue;
+        sk_length_by_parts(&sk_blend_portable, &terms[i], m, at, n, lanes);
+        sums[i * stride] = sk_fold_lanes(lanes);
+    }
+}
+
+/* ------------------------------------------------------------------ finite scan and outer steps */
 
 static inline int above(float x, uint32_t most) { return (sk_bits(x) & SK_ABS) > most; }
 
@@ -93,7 +168,8 @@ static size_t delayed_apply(const sk_outer_scalars *o, const sk_outer_arrays *a,
 
 // clang-format off: one line for the kernels, one for each optimizer
 const sk_blend_variant sk_blend_portable = {
-    "portable", 0, accumulate, first, scale, blend, shrink, rotate, scan,
+    "portable", 0, accumulate, first, scale, blend, shrink, rotate,
+    combine, scaled, lengths, scan,
     {[SK_OUTER_NESTEROV] = nesterov,
      [SK_OUTER_SGD] = sgd,
      [SK_OUTER_DELAYED_HOLD] = delayed_hold,

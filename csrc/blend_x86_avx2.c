@@ -1,17 +1,21 @@
 /* Element-wise arithmetic with AVX2: whole vectors here, ends through the portable definition.
- * Must not use FMA: a fused product has other bits. */
-#include "syncer_kernels_impl.h"
-
-#include <immintrin.h>
+ * Must not fuse but where a square is added to a blocked sum: it is exact, other products are not. */
+#include "lanes_x86_avx2.h"
 
 extern const sk_blend_variant sk_blend_portable;
 
-#define INLINE static inline __attribute__((always_inline))
 #define LOAD(p) _mm256_loadu_ps(p)
 #define STORE(p, v) _mm256_storeu_ps(p, v)
 #define MUL(a, b) _mm256_mul_ps(a, b)
 #define ADD(a, b) _mm256_add_ps(a, b)
 #define SUB(a, b) _mm256_sub_ps(a, b)
+
+INLINE void put(float *out, __m256 v, int stream) {
+    if (stream)
+        _mm256_stream_ps(out, v);
+    else
+        STORE(out, v);
+}
 
 static void accumulate(float *out, const float *g, float k, size_t n) {
     __m256 kk = _mm256_set1_ps(k);
@@ -64,6 +68,146 @@ static void rotate(float *out, const float *d, const float *m, double wu, double
     sk_blend_portable.rotate(out + i, d + i, m + i, wu, wv, s, n - i);
 }
 
+/* ------------------------------------------------------------------ several gradients at once */
+
+#define VECTORS (CHUNK / 8)
+#define EACH_VECTOR _Pragma("GCC unroll 4") for (int j = 0; j < VECTORS; j++)
+
+/* Of a register; from memory in two halves where there is a choice, without the crossing. */
+INLINE lanes widened(__m256 x) {
+    lanes r = {_mm256_cvtps_pd(_mm256_castps256_ps128(x)),
+               _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1))};
+    return r;
+}
+
+FMA INLINE lanes plus_square(lanes sum, lanes x) { return plus_exact(sum, x, x); }
+
+/* A chunk of m, widened once for all gradients that rotate. */
+INLINE void widen_chunk(const float *m, double *wide) {
+    EACH_VECTOR store(wide + 8 * j, widen(m + 8 * j));
+}
+
+/* Half a vector, as m is there in f64. */
+INLINE __m128 turned(const float *d, const double *m, __m256d wu, __m256d wv) {
+    return _mm256_cvtpd_ps(_mm256_add_pd(_mm256_mul_pd(wu, _mm256_cvtps_pd(_mm_loadu_ps(d))),
+                                         _mm256_mul_pd(wv, _mm256_load_pd(m))));
+}
+
+/* A chunk of one corrected gradient. */
+INLINE void corrected(const sk_term *t, const float *m, const double *wide, size_t at, __m256 *x) {
+    float buffer[CHUNK];
+    const float *d = clipped(t, at, buffer);
+    if (t->turn == SK_KEEP) {
+        EACH_VECTOR x[j] = LOAD(d + 8 * j);
+    } else if (t->turn == SK_SHRINK) {
+        __m256 q = _mm256_set1_ps(t->q);
+        EACH_VECTOR x[j] = ADD(LOAD(d + 8 * j), MUL(q, LOAD(m + at + 8 * j)));
+    } else {
+        __m256d wu = _mm256_set1_pd(t->wu), wv = _mm256_set1_pd(t->wv);
+        __m256 q = _mm256_set1_ps(t->q);
+        EACH_VECTOR x[j] = MUL(_mm256_set_m128(turned(d + 8 * j + 4, wide + 8 * j + 4, wu, wv),
+                                               turned(d + 8 * j, wide + 8 * j, wu, wv)),
+                               q);
+    }
+}
+
+static int any_rotates(const sk_term *terms, size_t count) {
+    int found = 0;
+    for (size_t i = 0; i < count; i++) found |= terms[i].turn == SK_ROTATE;
+    return found;
+}
+
+FMA INLINE void combine_chunks(const sk_term *terms, size_t count, const float *m, size_t at,
+                               size_t n, float *out, int stream, double *sums) {
+    const int rotates = any_rotates(terms, count);
+    double wide[CHUNK] __attribute__((aligned(32))) = {0};
+    lanes squares = load(sums);
+    for (size_t i = 0; i < n; i += CHUNK) {
+        __m256 sum[VECTORS], x[VECTORS];
+        EACH_VECTOR sum[j] = _mm256_setzero_ps();
+        if (rotates) widen_chunk(m + at + i, wide);
+        for (size_t l = 0; l < count; l++) {
+            __m256 k = _mm256_set1_ps(terms[l].k);
+            corrected(&terms[l], m, wide, at + i, x);
+            EACH_VECTOR sum[j] = ADD(sum[j], MUL(k, x[j]));
+        }
+        EACH_VECTOR put(out + i + 8 * j, sum[j], stream);
+        EACH_VECTOR squares = plus_square(squares, widened(sum[j]));
+    }
+    store(sums, squares);
+}
+
+FMA static void combine(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                        float *out, int stream, double *sums) {
+    size_t whole = n - n % CHUNK;
+    if (stream && ((uintptr_t)out & 31) == 0)
+        combine_chunks(terms, count, m, at, whole, out, 1, sums);
+    else
+        combine_chunks(terms, count, m, at, whole, out, 0, sums);
+    if (whole < n)
+        sk_combine_by_parts(&sk_blend_portable, terms, count, m, at + whole, n - whole, out + whole,
+                            sums);
+}
+
+FMA static void scaled(float *out, const float *x, float k, size_t n, double *sums) {
+    __m256 kk = _mm256_set1_ps(k);
+    lanes squares = load(sums);
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        __m256 v = MUL(LOAD(x + i), kk);
+        STORE(out + i, v);
+        squares = plus_square(squares, widened(v));
+    }
+    store(sums, squares);
+    sk_blend_portable.scaled(out + i, x + i, k, n - i, sums);
+}
+
+/* The squares of a chunk. What rotates stays in halves: putting them together and widening them again
+ * takes as long as the rotation. */
+FMA INLINE lanes plus_squares(lanes squares, const sk_term *t, const float *m, const double *wide,
+                              size_t at) {
+    float buffer[CHUNK];
+    const float *d = clipped(t, at, buffer);
+    if (t->turn == SK_SHRINK) {
+        __m256 q = _mm256_set1_ps(t->q);
+        EACH_VECTOR squares = plus_square(
+            squares, widened(ADD(LOAD(d + 8 * j), MUL(q, LOAD(m + at + 8 * j)))));
+        return squares;
+    }
+    __m256d wu = _mm256_set1_pd(t->wu), wv = _mm256_set1_pd(t->wv);
+    __m128 q = _mm_set1_ps(t->q);
+    EACH_VECTOR {
+        __m128 low = _mm_mul_ps(turned(d + 8 * j, wide + 8 * j, wu, wv), q);
+        __m128 high = _mm_mul_ps(turned(d + 8 * j + 4, wide + 8 * j + 4, wu, wv), q);
+        squares = plus_square(squares, (lanes){_mm256_cvtps_pd(low), _mm256_cvtps_pd(high)});
+    }
+    return squares;
+}
+
+FMA static void lengths(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                        double *sums, size_t stride) {
+    const size_t whole = n - n % CHUNK;
+    for (size_t first = 0, some; first < count; first += some) {
+        const sk_term *t = terms + first;
+        some = count - first < TOGETHER ? count - first : TOGETHER;
+        const int rotates = any_rotates(t, some);
+        double wide[CHUNK] __attribute__((aligned(32))) = {0};
+        double squares[TOGETHER][SK_LANES] = {{0}};
+        for (size_t i = 0; i < whole; i += CHUNK) {
+            if (rotates) widen_chunk(m + at + i, wide);
+            for (size_t l = 0; l < some; l++)
+                if (t[l].turn != SK_KEEP)
+                    store(squares[l], plus_squares(load(squares[l]), &t[l], m, wide, at + i));
+        }
+        for (size_t l = 0; l < some; l++) {
+            if (t[l].turn == SK_KEEP) continue;
+            if (whole < n)
+                sk_length_by_parts(&sk_blend_portable, &t[l], m, at + whole, n - whole, squares[l]);
+            sums[(first + l) * stride] = sk_fold_lanes(squares[l]);
+        }
+    }
+}
+
 /* ------------------------------------------------------------------ finite scan and outer steps */
 
 static inline __m256i magnitude(__m256 x) {
@@ -83,13 +227,6 @@ static size_t scan(const float *x, size_t n) {
         if (above(_mm256_max_epu32(a, b), SK_FINITE_MAX)) break;
     }
     return i + sk_blend_portable.scan(x + i, n - i);
-}
-
-static inline void put(float *out, __m256 v, int stream) {
-    if (stream)
-        _mm256_stream_ps(out, v);
-    else
-        STORE(out, v);
 }
 
 /* One vector of an outer step; returns the largest magnitude it wrote. */
@@ -153,32 +290,45 @@ static size_t first_bad(const sk_outer_arrays *a, int states, size_t at, size_t 
     return lowest;
 }
 
-INLINE int aligned(const sk_outer_arrays *a, int states, size_t at) {
-    uintptr_t bits = (uintptr_t)(a->params_out + at);
-    for (int s = 0; s < states; s++) bits |= (uintptr_t)(a->state_out[s] + at);
-    return (bits & 31) == 0;
+/* Elements before the first cache line that all outputs begin with, or n if there is none. */
+INLINE size_t before_line(const sk_outer_arrays *a, int states, size_t at, size_t n) {
+    uintptr_t start = (uintptr_t)(a->params_out + at), others = 0;
+    size_t head = (-start & 63) / sizeof(float);
+    for (int s = 0; s < states; s++) others |= start ^ (uintptr_t)(a->state_out[s] + at);
+    return (others & 63) || head > n ? n : head;
 }
 
-INLINE size_t outer(enum sk_outer which, step_fn step, int states, const sk_outer_scalars *o,
-                    const sk_outer_arrays *a, size_t at, const float *g, size_t n, int stream) {
-    size_t bad = n, i = 0;
-    stream = stream && aligned(a, states, at);
+/* Whole vectors of [i, end); returns the first that is left. */
+INLINE size_t vectors(step_fn step, int states, const sk_outer_scalars *o, const sk_outer_arrays *a,
+                      size_t at, const float *g, size_t i, size_t end, int stream, size_t *bad) {
     const sk_outer_arrays arrays = *a; /* a local copy cannot alias the stores */
     const sk_outer_scalars scalars = *o;
-    for (size_t length; (length = (n - i < PIECE ? n - i : PIECE) & ~(size_t)7); i += length) {
+    for (size_t length; (length = (end - i < PIECE ? end - i : PIECE) & ~(size_t)7); i += length) {
         __m256i max = _mm256_setzero_si256();
-        if (stream)
-            for (size_t j = i; j < i + length; j += 8)
-                max = _mm256_max_epu32(max, step(&scalars, &arrays, at + j, LOAD(g + j), 1));
-        else
-            for (size_t j = i; j < i + length; j += 8)
-                max = _mm256_max_epu32(max, step(&scalars, &arrays, at + j, LOAD(g + j), 0));
-        if (bad == n && above(max, scalars.most))
-            bad = i + first_bad(a, states, at + i, length, scalars.most);
+        for (size_t j = i; j < i + length; j += 8)
+            max = _mm256_max_epu32(max, step(&scalars, &arrays, at + j, LOAD(g + j), stream));
+        if (*bad == SIZE_MAX && above(max, scalars.most))
+            *bad = i + first_bad(a, states, at + i, length, scalars.most);
     }
-    if (stream) _mm_sfence();
-    size_t found = sk_blend_portable.outer[which](o, a, at + i, g + i, n - i, 0);
-    return found < n - i && bad == n ? i + found : bad;
+    return i;
+}
+
+/* Streamed are whole cache lines alone: one that is written both ways is slow. */
+INLINE size_t outer(enum sk_outer which, step_fn step, int states, const sk_outer_scalars *o,
+                    const sk_outer_arrays *a, size_t at, const float *g, size_t n, int stream) {
+    size_t head = stream ? before_line(a, states, at, n) : n, bad = SIZE_MAX, i = 0;
+    for (int part = 0; part < 3 && i < n; part++) { /* before the lines, the lines, after them */
+        size_t end = part == 0 ? head : part == 1 ? n - (n - head) % 16 : n;
+        if (part == 1)
+            i = vectors(step, states, o, a, at, g, i, end, 1, &bad);
+        else
+            i = vectors(step, states, o, a, at, g, i, end, 0, &bad);
+        if (i == end) continue;
+        size_t found = sk_blend_portable.outer[which](o, a, at + i, g + i, end - i, 0);
+        if (found < end - i && bad == SIZE_MAX) bad = i + found;
+        i = end;
+    }
+    return bad == SIZE_MAX ? n : bad;
 }
 
 static size_t nesterov(const sk_outer_scalars *o, const sk_outer_arrays *a, size_t at,
@@ -203,7 +353,8 @@ static size_t delayed_apply(const sk_outer_scalars *o, const sk_outer_arrays *a,
 
 // clang-format off: one line for the kernels, one for each optimizer
 const sk_blend_variant sk_blend_avx2 = {
-    "avx2", SK_CPU_AVX2, accumulate, first, scale, blend, shrink, rotate, scan,
+    "avx2", SK_CPU_AVX2, accumulate, first, scale, blend, shrink, rotate,
+    combine, scaled, lengths, scan,
     {[SK_OUTER_NESTEROV] = nesterov,
      [SK_OUTER_SGD] = sgd,
      [SK_OUTER_DELAYED_HOLD] = delayed_hold,

@@ -22,7 +22,7 @@
 
 #include <immintrin.h>
 
-extern const sk_blend_variant sk_blend_avx2;
+extern const sk_blend_variant sk_blend_portable, sk_blend_avx2, sk_blend_avx2_faint;
 
 #define INLINE static inline __attribute__((always_inline))
 #define STRIP 1024        /* elements of one decision */
@@ -224,6 +224,39 @@ static void rotate(float *out, const float *d, const float *m, double wu, double
     }
 }
 
+/* Once something was noted the single kernels above look at each strip; until then nothing does. */
+static void combine(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    float *out, int stream, double *lanes) {
+    if (_mm_getcsr() & NOTED)
+        sk_combine_by_parts(&sk_blend_avx2_faint, terms, count, m, at, n, out, lanes);
+    else
+        sk_blend_avx2.combine(terms, count, m, at, n, out, stream, lanes);
+}
+
+static void scaled(float *out, const float *x, float k, size_t n, double *lanes) {
+    if (!(_mm_getcsr() & NOTED)) {
+        sk_blend_avx2.scaled(out, x, k, n, lanes);
+        return;
+    }
+    if (out != x) memcpy(out, x, n * sizeof *x);
+    scale(out, k, n);
+    sk_blend_portable.scaled(out, out, 1.0f, n, lanes);
+}
+
+static void lengths(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride) {
+    if (!(_mm_getcsr() & NOTED)) {
+        sk_blend_avx2.lengths(terms, count, m, at, n, sums, stride);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        double lanes[SK_LANES] = {0};
+        if (terms[i].turn == SK_KEEP) continue;
+        sk_length_by_parts(&sk_blend_avx2_faint, &terms[i], m, at, n, lanes);
+        sums[i * stride] = sk_fold_lanes(lanes);
+    }
+}
+
 static size_t scan(const float *x, size_t n) { return sk_blend_avx2.scan(x, n); }
 
 /* ------------------------------------------------------------------ outer steps */
@@ -366,7 +399,8 @@ static size_t delayed_apply(const sk_outer_scalars *o, const sk_outer_arrays *a,
 
 // clang-format off: one line for the kernels, one for each optimizer
 const sk_blend_variant sk_blend_avx2_faint = {
-    "avx2-faint", SK_CPU_AVX2 | SK_CPU_ASSISTED, accumulate, first, scale, blend, shrink, rotate, scan,
+    "avx2-faint", SK_CPU_AVX2 | SK_CPU_ASSISTED, accumulate, first, scale, blend, shrink, rotate,
+    combine, scaled, lengths, scan,
     {[SK_OUTER_NESTEROV] = nesterov,
      [SK_OUTER_SGD] = sgd,
      [SK_OUTER_DELAYED_HOLD] = delayed_hold,

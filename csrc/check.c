@@ -314,6 +314,53 @@ static void compare_outer(check *c, const sk_blend_variant *v, const sk_blend_va
     }
 }
 
+/* Ten gradients, more than are walked together: kept, shrunk and rotated ones, some of them clipped;
+ * of `arrays` different arrays. */
+#define TERMS 10
+
+static void make_terms(sk_term *terms, float **d, size_t arrays) {
+    for (size_t i = 0; i < TERMS; i++)
+        terms[i] = (sk_term){.d = d[i % arrays],
+                             .wu = 0.7312 + 0.01 * (double)i,
+                             .wv = -1.1e-3,
+                             .clip = i % 4 == 3 ? 0.81f : 1.0f,
+                             .q = -0.21f + 0.1f * (float)i,
+                             .k = 0.37f - 0.05f * (float)i,
+                             .turn = (int)((i + 1) % 3)};
+}
+
+/* w: 0 and 1 outputs, 2..4 gradients, 5 the momentum. */
+static void compare_terms(check *c, const sk_blend_variant *v, const sk_blend_variant *ref,
+                          size_t n, float **w) {
+    double found[TERMS][3], expected[TERMS][3], lanes[2][SK_LANES];
+    sk_term terms[TERMS];
+    make_terms(terms, w + 2, 3);
+    for (size_t count = 0; count <= TERMS; count += TERMS / 2) {
+        for (int stream = 0; stream < 2; stream++) {
+            for (int i = 0; i < SK_LANES; i++) lanes[0][i] = lanes[1][i] = i;
+            v->combine(terms, count, w[5], 0, n, w[0], stream, lanes[0]);
+            ref->combine(terms, count, w[5], 0, n, w[1], 0, lanes[1]);
+            expect_bytes(c, "combine", n, w[0], w[1], 4 * n);
+            expect_bytes(c, "squares of a sum", n, lanes[0], lanes[1], sizeof lanes[0]);
+        }
+        for (size_t at = 0; at < n; at += SK_BLOCK) {
+            size_t len = n - at < SK_BLOCK ? n - at : SK_BLOCK;
+            memset(found, 0, sizeof found);
+            memset(expected, 0, sizeof expected);
+            v->lengths(terms, count, w[5], at, len, found[0], 3);
+            ref->lengths(terms, count, w[5], at, len, expected[0], 3);
+            expect_bytes(c, "lengths", len, found, expected, sizeof found);
+        }
+    }
+    v->scaled(w[0], w[2], 1.25f, n, lanes[0]);
+    ref->scaled(w[1], w[2], 1.25f, n, lanes[1]);
+    expect_bytes(c, "scaled", n, w[0], w[1], 4 * n);
+    v->scaled(w[0], w[0], -0.3f, n, lanes[0]);
+    ref->scaled(w[1], w[1], -0.3f, n, lanes[1]);
+    expect_bytes(c, "scaled in place", n, w[0], w[1], 4 * n);
+    expect_bytes(c, "squares of what is scaled", n, lanes[0], lanes[1], sizeof lanes[0]);
+}
+
 static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_variant *ref,
                           size_t n) {
     float *w[WORDS];
@@ -343,6 +390,9 @@ static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_va
     SAME("shrink in place", k->shrink(out, out, w[3], -0.21f, n));
     SAME("rotate in place", k->rotate(out, out, w[3], 0.8123, -0.2511, 1.37f, n));
 #undef SAME
+    compare_terms(c, v, ref, n, w);
+    fill(c, w[0], n, 1);
+    fill(c, w[1], n, 1);
     compare_outer(c, v, ref, n, w, SK_FINITE_MAX);
     if (n) { /* what f32 holds and bf16 does not: untouched by the step, and just above */
         size_t i = next(c) % n;
@@ -360,22 +410,34 @@ static void compare_blend(check *c, const sk_blend_variant *v, const sk_blend_va
 
 static void compare_reduce(check *c, const sk_reduce_variant *v, const sk_reduce_variant *ref,
                            size_t n) {
-    enum { BLOCKS = LONGEST / SK_BLOCK + 1 };
-    double found[6 * BLOCKS], expected[6 * BLOCKS];
-    float *x = lend(c, 4 * n), *y = lend(c, 4 * n);
-    fill(c, x, n, 1);
-    fill(c, y, n, 1);
-    memset(found, 0, sizeof found);
-    memset(expected, 0, sizeof expected);
-    v->sumsq(x, n, found), ref->sumsq(x, n, expected);
-    v->dot(x, y, n, found + BLOCKS), ref->dot(x, y, n, expected + BLOCKS);
-    v->three(x, y, n, found + 2 * BLOCKS, BLOCKS);
-    ref->three(x, y, n, expected + 2 * BLOCKS, BLOCKS);
-    v->rotated(x, y, 0.7312, -1.1e-3, n, found + 5 * BLOCKS);
-    ref->rotated(x, y, 0.7312, -1.1e-3, n, expected + 5 * BLOCKS);
-    expect_bytes(c, "block sums", n, found, expected, sizeof found);
-    give_back(c, x);
-    give_back(c, y);
+    enum { BLOCKS = LONGEST / SK_BLOCK + 1, ROWS = 3 * TERMS };
+    double found[2][ROWS], expected[2][ROWS], sums[4 * BLOCKS];
+    float *x[4];
+    sk_term terms[TERMS];
+    for (int i = 0; i < 4; i++) fill(c, x[i] = lend(c, 4 * n), n, 1);
+    memset(sums, 0, sizeof sums);
+    v->sumsq(x[0], n, sums), ref->sumsq(x[0], n, sums + BLOCKS);
+    v->dot(x[0], x[1], n, sums + 2 * BLOCKS), ref->dot(x[0], x[1], n, sums + 3 * BLOCKS);
+    expect_bytes(c, "block sums", n, sums, sums + BLOCKS, BLOCKS * sizeof *sums);
+    expect_bytes(c, "block products", n, sums + 2 * BLOCKS, sums + 3 * BLOCKS,
+                 BLOCKS * sizeof *sums);
+    make_terms(terms, x, 3);
+    for (size_t at = 0; at < n; at += SK_BLOCK) {
+        size_t len = n - at < SK_BLOCK ? n - at : SK_BLOCK;
+        for (size_t count = 1; count <= TERMS; count += TERMS - 1) {
+            memset(found, 0, sizeof found);
+            memset(expected, 0, sizeof expected);
+            v->measure(terms, count, NULL, at, len, found[0], 1);
+            ref->measure(terms, count, NULL, at, len, expected[0], 1);
+            expect_bytes(c, "squares", len, found, expected, sizeof found);
+            v->measure(terms, count, x[3], at, len, found[0], 1);
+            ref->measure(terms, count, x[3], at, len, expected[0], 1);
+            v->rotated(terms, count, x[3], at, len, found[1], 3);
+            ref->rotated(terms, count, x[3], at, len, expected[1], 3);
+            expect_bytes(c, "measures of gradients", len, found, expected, sizeof found);
+        }
+    }
+    for (int i = 0; i < 4; i++) give_back(c, x[i]);
 }
 
 static void compare(check *c, int family, const void *variant, const void *portable) {

@@ -16,8 +16,8 @@
  * Why corrected gradients are not kept: they would have to be written to memory and read back in
  * each later pass, 8 bytes per parameter and learner, and the server would need room for a second
  * copy of all pushes. Making them again reads the 4 bytes of the gradient that a later pass reads
- * anyway and those of the momentum, which are in the cache from the learner before: what it costs
- * is arithmetic, strip by strip in the L1 cache. docs/merge.md has the figures.
+ * anyway and those of the momentum, once for all learners: what it costs is arithmetic, in registers.
+ * docs/merge.md has the figures.
  */
 #include "merge_internal.h"
 
@@ -25,35 +25,25 @@ void sm_begin(void *context, const sm_task *task) {
     const sm_pushes *pushes = context;
     sm_work *work = task->work;
     work->turned = work->rotated = work->directed = 0;
-    for (size_t l = 0; l < pushes->learners; l++) work->share[l].turn = SM_KEEP;
+    for (size_t l = 0; l < pushes->learners; l++)
+        work->term[l] = (sk_term){.d = pushes->gradient[l],
+                                  .clip = pushes->clip != NULL ? pushes->clip[l] : 1.0f,
+                                  .turn = SK_KEEP};
 }
 
 /* ------------------------------------------------------------------ measure */
 
-/* One block after the other, all learners for each: the block of the momentum is read from memory
- * once and found in the cache by the other learners. */
-static void pass_measure(void *context, const sm_task *task, size_t block, size_t blocks) {
+static void pass_measure(void *context, const sm_task *task, size_t block) {
     const sm_pushes *pushes = context;
-    const sk_reduce_variant *reduce = sk_active.reduce;
     const sm_work *work = task->work;
-    for (size_t b = block; b < block + blocks; b++) {
-        size_t at = sm_element(task, b), n = sm_extent(task, b);
-        for (size_t l = 0; l < pushes->learners; l++) {
-            const float *d = sm_received(pushes, l, at, n, task->scratch);
-            double *sums = work->sums + 3 * l * work->stride + b;
-            if (pushes->heloco == NULL)
-                reduce->sumsq(d, n, sums);
-            else /* m.m comes with each; only the first is used */
-                reduce->three(d, pushes->momentum + at, n, sums, work->stride);
-        }
-    }
+    sk_active.reduce->measure(
+        work->term, pushes->learners, pushes->heloco != NULL ? pushes->momentum : NULL,
+        sm_element(task, block), sm_extent(task, block), work->sums + block, work->stride);
 }
 
 /* HeLoCo: decides keep, shrink or rotate from the three sums of one gradient. All in f64, and each
  * factor rounded to f32 once, where it meets the elements. */
-static void turn(const sm_heloco *h, sm_share *share, double dm_dot, double dm) {
-    double du = share->norm;
-    share->turn = SM_KEEP;
+static void turn(const sm_heloco *h, double du, double dm_dot, double dm, sk_term *term) {
     if (du < h->eps || dm < h->eps) return;
     double c = dm_dot / (du * dm);
     if (c >= h->c_ok) return;
@@ -61,14 +51,14 @@ static void turn(const sm_heloco *h, sm_share *share, double dm_dot, double dm) 
     if (c < 0.0) {
         double beta = (h->k_s * (-c)) * conf;
         if (beta > h->beta_max) beta = h->beta_max;
-        share->q = (float)(((-beta * c) * du) / dm);
-        share->turn = SM_SHRINK;
+        term->q = (float)(((-beta * c) * du) / dm);
+        term->turn = SK_SHRINK;
     } else {
         double lambda = (h->k_d * (1.0 - c)) * conf;
         if (lambda > 1.0) lambda = 1.0;
-        share->wu = (1.0 - lambda) / du;
-        share->wv = lambda / dm;
-        share->turn = SM_ROTATE;
+        term->wu = (1.0 - lambda) / du;
+        term->wv = lambda / dm;
+        term->turn = SK_ROTATE;
     }
 }
 
@@ -76,20 +66,19 @@ static void finish_measure(void *context, const sm_task *task) {
     const sm_pushes *pushes = context;
     const size_t *offset = task->plan->offset + task->tensor;
     sm_work *work = task->work;
-    work->turned = work->rotated = 0;
     double dm = 0.0;
     for (size_t l = 0; l < pushes->learners; l++) {
         sm_share *share = &work->share[l];
+        sk_term *term = &work->term[l];
         const double *sums = work->sums + 3 * l * work->stride;
         share->norm = sqrt(sm_tensor_total(task->plan, task->tensor, sums));
-        share->turn = SM_KEEP;
         if (pushes->heloco == NULL) continue;
         if (l == 0) dm = sqrt(sm_tensor_total(task->plan, task->tensor, sums + 2 * work->stride));
-        turn(pushes->heloco, share, sm_tensor_total(task->plan, task->tensor, sums + work->stride),
-             dm);
-        share->turned[share->turn] += offset[1] - offset[0];
-        work->turned |= share->turn != SM_KEEP;
-        work->rotated |= share->turn == SM_ROTATE;
+        turn(pushes->heloco, share->norm,
+             sm_tensor_total(task->plan, task->tensor, sums + work->stride), dm, term);
+        share->turned[term->turn] += offset[1] - offset[0];
+        work->turned |= term->turn != SK_KEEP;
+        work->rotated |= term->turn == SK_ROTATE;
     }
 }
 
@@ -97,70 +86,45 @@ static void finish_measure(void *context, const sm_task *task) {
 
 /* The squares are those of t in f64: the definition measures the rotation itself, and not what is
  * left of it when its elements are rounded to f32. */
-static void pass_rotated(void *context, const sm_task *task, size_t block, size_t blocks) {
+static void pass_rotated(void *context, const sm_task *task, size_t block) {
     const sm_pushes *pushes = context;
     const sm_work *work = task->work;
-    for (size_t b = block; b < block + blocks; b++) {
-        size_t at = sm_element(task, b), n = sm_extent(task, b);
-        for (size_t l = 0; l < pushes->learners; l++) {
-            const sm_share *share = &work->share[l];
-            if (share->turn == SM_ROTATE)
-                sk_active.reduce->rotated(sm_received(pushes, l, at, n, task->scratch),
-                                          pushes->momentum + at, share->wu, share->wv, n,
-                                          work->sums + 3 * l * work->stride + b);
-        }
-    }
+    sk_active.reduce->rotated(work->term, pushes->learners, pushes->momentum,
+                              sm_element(task, block), sm_extent(task, block), work->sums + block,
+                              work->stride);
 }
 
 static void finish_rotated(void *context, const sm_task *task) {
     const sm_pushes *pushes = context;
     const sm_work *work = task->work;
     for (size_t l = 0; l < pushes->learners; l++) {
-        sm_share *share = &work->share[l];
-        if (share->turn != SM_ROTATE) continue;
-        const double *sums = work->sums + 3 * l * work->stride;
-        double size = sqrt(sm_tensor_total(task->plan, task->tensor, sums));
+        if (work->term[l].turn != SK_ROTATE) continue;
+        double size = sqrt(
+            sm_tensor_total(task->plan, task->tensor, work->sums + l * work->stride));
         if (size < pushes->heloco->eps) size = pushes->heloco->eps;
-        share->q = (float)(share->norm / size);
+        work->term[l].q = (float)(work->share[l].norm / size);
     }
 }
 
 /* ------------------------------------------------------------------ remeasure */
 
 /* A rotation keeps the norm only up to the rounding of its elements, and a shrinking changes it, so
- * the mean direction needs the norms of what is really added. The whole block is made in the scratch
- * first: the blocked sum has lanes across the strips. */
-static void pass_remeasure(void *context, const sm_task *task, size_t block, size_t blocks) {
+ * the mean direction needs the norms of what is really added. */
+static void pass_remeasure(void *context, const sm_task *task, size_t block) {
     const sm_pushes *pushes = context;
     const sm_work *work = task->work;
-    float *corrected = task->scratch;
-    for (size_t b = block; b < block + blocks; b++) {
-        size_t at = sm_element(task, b), n = sm_extent(task, b);
-        for (size_t l = 0; l < pushes->learners; l++) {
-            if (work->share[l].turn == SM_KEEP) continue;
-            /* what is corrected next: the next learner, or the first one's next block */
-            int last = l + 1 == pushes->learners;
-            size_t ahead = last ? at + n : at;
-            if (ahead + n > task->plan->offset[task->plan->tensors]) ahead = at;
-            const float *next = pushes->gradient[last ? 0 : l + 1] + ahead;
-            for (size_t s = 0; s < n; s += SM_STRIP) {
-                size_t len = sm_smaller(SM_STRIP, n - s);
-                sm_expect(next + s, len);
-                sm_corrected(pushes, work, l, at + s, len, corrected + s);
-            }
-            sk_active.reduce->sumsq(corrected, n, work->sums + 3 * l * work->stride + b);
-        }
-    }
+    sk_active.blend->lengths(work->term, pushes->learners, pushes->momentum,
+                             sm_element(task, block), sm_extent(task, block), work->sums + block,
+                             work->stride);
 }
 
 static void finish_remeasure(void *context, const sm_task *task) {
     const sm_pushes *pushes = context;
     const sm_work *work = task->work;
-    for (size_t l = 0; l < pushes->learners; l++) {
-        const double *sums = work->sums + 3 * l * work->stride;
-        if (work->share[l].turn != SM_KEEP)
-            work->share[l].norm = sqrt(sm_tensor_total(task->plan, task->tensor, sums));
-    }
+    for (size_t l = 0; l < pushes->learners; l++)
+        if (work->term[l].turn != SK_KEEP)
+            work->share[l].norm = sqrt(
+                sm_tensor_total(task->plan, task->tensor, work->sums + l * work->stride));
 }
 
 /* ------------------------------------------------------------------ one tensor */

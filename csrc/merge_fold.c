@@ -9,27 +9,26 @@
 
 static void finish_fold(void *context, const sm_task *task) {
     sm_fold_job *job = context;
-    sm_share *share = &task->work->share[0];
+    const double norm = task->work->share[0].norm;
     if (job->fold.direction == NULL) return;
-    job->fold.radial[task->tensor] += share->norm * job->weight;
-    if (share->norm != 0.0) share->k = sm_unit_factor(job->factor, share->norm);
+    job->fold.radial[task->tensor] += norm * job->weight;
+    if (norm != 0.0) task->work->term[0].k = sm_unit_factor(job->factor, norm);
 }
 
 /* Both sums from one corrected strip: the correction is made once. */
-static void pass_fold(void *context, const sm_task *task, size_t block, size_t blocks) {
+static void pass_fold(void *context, const sm_task *task, size_t block) {
     const sm_fold_job *job = context;
     const sk_blend_variant *blend = sk_active.blend;
-    const sm_share *share = &task->work->share[0];
+    const sm_work *work = task->work;
     const sm_fold_sums *fold = &job->fold;
-    for (size_t b = block; b < block + blocks; b++) {
-        size_t at = sm_element(task, b), n = sm_extent(task, b);
-        for (size_t s = 0; s < n; s += SM_STRIP) {
-            size_t len = sm_smaller(SM_STRIP, n - s);
-            const float *d = sm_corrected(&job->pushes, task->work, 0, at + s, len, task->scratch);
-            blend->accumulate(fold->sum + at + s, d, (float)job->factor, len);
-            if (fold->direction != NULL && share->norm != 0.0)
-                blend->accumulate(fold->direction + at + s, d, share->k, len);
-        }
+    const size_t at = sm_element(task, block), n = sm_extent(task, block);
+    for (size_t s = 0; s < n; s += SM_STRIP) {
+        const size_t len = sm_smaller(SM_STRIP, n - s);
+        const float *d = sm_corrected(&work->term[0], job->pushes.momentum, at + s, len,
+                                      task->scratch);
+        blend->accumulate(fold->sum + at + s, d, (float)job->factor, len);
+        if (fold->direction != NULL && work->share[0].norm != 0.0)
+            blend->accumulate(fold->direction + at + s, d, work->term[0].k, len);
     }
 }
 

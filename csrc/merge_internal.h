@@ -32,7 +32,7 @@ typedef struct {
     int team;
 } sm_task;
 
-typedef void (*sm_pass_fn)(void *job, const sm_task *task, size_t block, size_t blocks);
+typedef void (*sm_pass_fn)(void *job, const sm_task *task, size_t block);
 typedef void (*sm_finish_fn)(void *job, const sm_task *task);
 /* All passes of one tensor. In a team every thread calls it. */
 typedef void (*sm_tensor_fn)(void *job, const sm_task *task);
@@ -62,13 +62,6 @@ void sm_stats_of_step(const sm_merge_job *job, size_t at, size_t n, size_t block
 
 static inline size_t sm_smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Asks for n elements that will be read soon: the memory works while this core computes on what it
- * has. Worth it where a correction computes much per byte (measured: 15 % for rotations, 12 % for
- * shrinking); a plain sum is faster without. */
-static inline void sm_expect(const float *x, size_t n) {
-    for (size_t i = 0; i < n; i += 16) __builtin_prefetch(x + i, 0, 2);
-}
-
 /* First element of a block. */
 static inline size_t sm_element(const sm_task *task, size_t block) {
     return task->plan->offset[task->tensor] + block * SK_BLOCK;
@@ -95,27 +88,20 @@ static inline float sm_unit_factor(double weight, double norm) {
     return isfinite(k) ? k : 0.0f;
 }
 
-/* A gradient of [at, at+n) before the correction: itself, or clipped into `buffer`. */
-static inline const float *sm_received(const sm_pushes *pushes, size_t learner, size_t at, size_t n,
-                                       float *buffer) {
-    const float *d = pushes->gradient[learner] + at;
-    if (pushes->clip == NULL || pushes->clip[learner] == 1.0f) return d;
-    memcpy(buffer, d, n * sizeof *d);
-    sk_active.blend->scale(buffer, pushes->clip[learner], n);
-    return buffer;
-}
-
-/* The gradient of [at, at+n) that is merged: as received, or corrected into `strip`. */
-static inline const float *sm_corrected(const sm_pushes *pushes, const sm_work *work,
-                                        size_t learner, size_t at, size_t n, float *strip) {
-    const sm_share *share = &work->share[learner];
-    const float *d = sm_received(pushes, learner, at, n, strip);
-    if (share->turn == SM_KEEP) return d;
-    const float *m = pushes->momentum + at;
-    if (share->turn == SM_SHRINK)
-        sk_active.blend->shrink(strip, d, m, share->q, n);
+/* One gradient of [at, at+n) as it enters a sum, n <= SM_STRIP: as it came, or made in `strip`. */
+static inline const float *sm_corrected(const sk_term *term, const float *momentum, size_t at,
+                                        size_t n, float *strip) {
+    const float *d = term->d + at;
+    if (term->clip != 1.0f) {
+        memcpy(strip, d, n * sizeof *d);
+        sk_active.blend->scale(strip, term->clip, n);
+        d = strip;
+    }
+    if (term->turn == SK_KEEP) return d;
+    if (term->turn == SK_SHRINK)
+        sk_active.blend->shrink(strip, d, momentum + at, term->q, n);
     else
-        sk_active.blend->rotate(strip, d, m, share->wu, share->wv, share->q, n);
+        sk_active.blend->rotate(strip, d, momentum + at, term->wu, term->wv, term->q, n);
     return strip;
 }
 

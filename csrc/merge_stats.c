@@ -12,14 +12,13 @@
 
 /* ------------------------------------------------------------------ norms of whole gradients */
 
-static void pass_norms(void *context, const sm_task *task, size_t block, size_t blocks) {
+static void pass_norms(void *context, const sm_task *task, size_t block) {
     const sm_norms_job *job = context;
     const sm_plan *plan = task->plan;
-    for (size_t b = block; b < block + blocks; b++)
-        for (size_t l = 0; l < job->learners; l++)
-            sk_active.reduce->sumsq(job->gradient[l] + sm_element(task, b), sm_extent(task, b),
-                                    job->sums + l * plan->block[plan->tensors] +
-                                        plan->block[task->tensor] + b);
+    for (size_t l = 0; l < job->learners; l++)
+        sk_active.reduce->sumsq(job->gradient[l] + sm_element(task, block), sm_extent(task, block),
+                                job->sums + l * plan->block[plan->tensors] +
+                                    plan->block[task->tensor] + block);
 }
 
 static void norms_of_tensor(void *job, const sm_task *task) { sm_spread(pass_norms, job, task); }

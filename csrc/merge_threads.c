@@ -18,15 +18,15 @@
 
 void sm_spread(sm_pass_fn pass, void *job, const sm_task *task) {
     const size_t *first = task->plan->block + task->tensor;
-    size_t blocks = first[1] - first[0];
+    const size_t blocks = first[1] - first[0];
     if (!task->team) {
-        pass(job, task, 0, blocks);
+        for (size_t b = 0; b < blocks; b++) pass(job, task, b);
         return;
     }
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 2)
 #endif
-    for (size_t b = 0; b < blocks; b++) pass(job, task, b, 1);
+    for (size_t b = 0; b < blocks; b++) pass(job, task, b);
 }
 
 void sm_once(sm_finish_fn finish, void *job, const sm_task *task) {

@@ -19,29 +19,26 @@ static void exchange(float *low, float *high, size_t n) {
     }
 }
 
-/* Each element: its values are sorted over the learners, and the mean of all but the `trim` lowest
- * and highest is added ascending in f64, divided there, and rounded once. Weights play no part.
+/* Each element of a strip: its values are sorted over the learners, and the mean of all but the `trim`
+ * lowest and highest is added ascending in f64, divided there, and rounded once. Weights play no part.
  * With `directed` (rda) the values are those of unit vectors.
- * strips: [learners][SM_SORTED], short enough that all learners' stay in the cache together. */
+ * strips: [learners][SM_STRIP], short enough that all learners' stay in the cache together. */
 void sm_trimmed(const sm_merge_job *job, const sm_work *work, size_t at, size_t n, float *out,
                 float *strips) {
     size_t learners = job->pushes.learners, first = (size_t)job->trim, end = learners - first;
-    double sum[SM_SORTED];
-    for (size_t s = 0; s < n; s += SM_SORTED) {
-        size_t len = sm_smaller(SM_SORTED, n - s);
-        for (size_t l = 0; l < learners; l++) {
-            float *strip = strips + l * SM_SORTED;
-            const float *d = sm_corrected(&job->pushes, work, l, at + s, len, strip);
-            if (d != strip) memcpy(strip, d, len * sizeof *d);
-            if (work->directed) sk_active.blend->scale(strip, work->share[l].k, len);
-            for (size_t j = l; j > 0; j--)
-                exchange(strips + (j - 1) * SM_SORTED, strips + j * SM_SORTED, len);
-        }
-        for (size_t i = 0; i < len; i++) sum[i] = 0.0;
-        for (size_t l = first; l < end; l++)
-            for (size_t i = 0; i < len; i++) sum[i] += (double)strips[l * SM_SORTED + i];
-        for (size_t i = 0; i < len; i++) out[s + i] = (float)(sum[i] / (double)(end - first));
+    double sum[SM_STRIP];
+    for (size_t l = 0; l < learners; l++) {
+        float *strip = strips + l * SM_STRIP;
+        const float *d = sm_corrected(&work->term[l], job->pushes.momentum, at, n, strip);
+        if (d != strip) memcpy(strip, d, n * sizeof *d);
+        if (work->directed) sk_active.blend->scale(strip, work->term[l].k, n);
+        for (size_t j = l; j > 0; j--)
+            exchange(strips + (j - 1) * SM_STRIP, strips + j * SM_STRIP, n);
     }
+    for (size_t i = 0; i < n; i++) sum[i] = 0.0;
+    for (size_t l = first; l < end; l++)
+        for (size_t i = 0; i < n; i++) sum[i] += (double)strips[l * SM_STRIP + i];
+    for (size_t i = 0; i < n; i++) out[i] = (float)(sum[i] / (double)(end - first));
 }
 
 /* The same mean of the norms: those of the gradients as they enter, ascending, in f64. */

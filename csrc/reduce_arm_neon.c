@@ -1,46 +1,6 @@
 /* Block sums with NEON: the 8 f64 lanes in four registers. Two blocks run side by side, because the
  * chains of additions of one would wait for themselves. */
-#include "syncer_kernels_impl.h"
-
-#include <arm_neon.h>
-
-typedef struct {
-    float64x2_t v[4]; /* lanes 0 1, 2 3, 4 5, 6 7 */
-} lanes;
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE lanes widen(const float *x) {
-    float32x4_t low = vld1q_f32(x), high = vld1q_f32(x + 4);
-    lanes r = {{vcvt_f64_f32(vget_low_f32(low)), vcvt_high_f64_f32(low),
-                vcvt_f64_f32(vget_low_f32(high)), vcvt_high_f64_f32(high)}};
-    return r;
-}
-
-INLINE lanes product(lanes x, lanes y) {
-    lanes r;
-    for (int i = 0; i < 4; i++) r.v[i] = vmulq_f64(x.v[i], y.v[i]);
-    return r;
-}
-
-/* a + x*y, fused: the product of two f32 is exact in f64, so that a fused sum has the same bits. */
-INLINE lanes plus_exact(lanes a, lanes x, lanes y) {
-    lanes r;
-    for (int i = 0; i < 4; i++) r.v[i] = vfmaq_f64(a.v[i], x.v[i], y.v[i]);
-    return r;
-}
-
-INLINE lanes plus(lanes x, lanes y) {
-    lanes r;
-    for (int i = 0; i < 4; i++) r.v[i] = vaddq_f64(x.v[i], y.v[i]);
-    return r;
-}
-
-INLINE lanes all(double value) {
-    lanes r;
-    for (int i = 0; i < 4; i++) r.v[i] = vdupq_n_f64(value);
-    return r;
-}
+#include "lanes_arm_neon.h"
 
 /* ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)) */
 INLINE double fold(lanes a) {
@@ -102,50 +62,94 @@ static void dot(const float *x, const float *y, size_t n, double *sums) {
     }
 }
 
-static void three(const float *x, const float *y, size_t n, double *sums, size_t stride) {
-    for (size_t block; n; x += block, y += block, n -= block, sums++) {
-        block = n < SK_BLOCK ? n : SK_BLOCK;
-        lanes xx = all(0.0), xy = xx, yy = xx;
-        size_t j = 0;
-        for (; j + 8 <= block; j += 8) {
-            lanes u = widen(x + j), v = widen(y + j);
-            xx = plus_exact(xx, u, u);
-            xy = plus_exact(xy, u, v);
-            yy = plus_exact(yy, v, v);
+/* ------------------------------------------------------------------ several gradients at once */
+
+/* The sums of one gradient are in registers for a chunk, and in the cache while others have theirs:
+ * 32 registers do not hold eight of each of several. */
+static void measure_some(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                         double *sums, size_t stride, int first) {
+    double cc[TOGETHER][SK_LANES] = {{0}}, cm[TOGETHER][SK_LANES] = {{0}}, left[SK_LANES];
+    double wide[CHUNK];
+    float buffer[CHUNK];
+    lanes mm = all(0.0);
+    size_t i = 0;
+    for (; i + CHUNK <= n; i += CHUNK) {
+        for (size_t j = 0; m != NULL && j < CHUNK; j += 8) {
+            lanes v = widen(m + at + i + j);
+            store(wide + j, v);
+            if (first) mm = plus_exact(mm, v, v);
         }
-        if (j < block) {
-            double t[3][SK_LANES];
-            for (size_t i = 0; i < block - j; i++) {
-                double a = x[j + i], b = y[j + i];
-                t[0][i] = a * a, t[1][i] = a * b, t[2][i] = b * b;
+        for (size_t l = 0; l < count; l++) {
+            const float *d = clipped(&terms[l], at + i, buffer);
+            lanes x = load(cc[l]), y = load(cm[l]);
+            for (size_t j = 0; j < CHUNK; j += 8) {
+                lanes u = widen(d + j);
+                x = plus_exact(x, u, u);
+                if (m != NULL) y = plus_exact(y, u, load(wide + j));
             }
-            xx = finish(xx, t[0], block - j);
-            xy = finish(xy, t[1], block - j);
-            yy = finish(yy, t[2], block - j);
+            store(cc[l], x);
+            store(cm[l], y);
         }
-        sums[0] = fold(xx);
-        sums[stride] = fold(xy);
-        sums[2 * stride] = fold(yy);
+    }
+    for (size_t l = 0; l < count; l++) {
+        for (size_t j = i; j < n; j++) {
+            double c = sk_clipped(&terms[l], at + j);
+            cc[l][j % SK_LANES] += c * c;
+            if (m != NULL) cm[l][j % SK_LANES] += c * (double)m[at + j];
+        }
+        sums[3 * l * stride] = sk_fold_lanes(cc[l]);
+        if (m != NULL) sums[(3 * l + 1) * stride] = sk_fold_lanes(cm[l]);
+    }
+    if (m == NULL || !first) return;
+    store(left, mm);
+    for (size_t j = i; j < n; j++) left[j % SK_LANES] += (double)m[at + j] * (double)m[at + j];
+    sums[2 * stride] = sk_fold_lanes(left);
+}
+
+static void measure(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride) {
+    for (size_t l = 0, some; l < count; l += some) {
+        some = count - l < TOGETHER ? count - l : TOGETHER;
+        measure_some(terms + l, some, m, at, n, sums + 3 * l * stride, stride, l == 0);
     }
 }
 
-static void rotated(const float *d, const float *m, double wu, double wv, size_t n, double *sums) {
-    const lanes us = all(wu), vs = all(wv);
-    for (size_t block; n; d += block, m += block, n -= block, sums++) {
-        block = n < SK_BLOCK ? n : SK_BLOCK;
-        lanes a = all(0.0);
-        size_t j = 0;
-        for (; j + 8 <= block; j += 8) {
-            lanes t = plus(product(us, widen(d + j)), product(vs, widen(m + j)));
-            a = plus(a, product(t, t));
+static void rotated_some(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                         double *sums, size_t stride) {
+    double squares[TOGETHER][SK_LANES] = {{0}}, wide[CHUNK];
+    float buffer[CHUNK];
+    size_t i = 0;
+    for (; i + CHUNK <= n; i += CHUNK) {
+        for (size_t j = 0; j < CHUNK; j += 8) store(wide + j, widen(m + at + i + j));
+        for (size_t l = 0; l < count; l++) {
+            if (terms[l].turn != SK_ROTATE) continue;
+            const float *d = clipped(&terms[l], at + i, buffer);
+            const lanes us = all(terms[l].wu), vs = all(terms[l].wv);
+            lanes a = load(squares[l]);
+            for (size_t j = 0; j < CHUNK; j += 8) {
+                lanes t = plus(product(us, widen(d + j)), product(vs, load(wide + j)));
+                a = plus(a, product(t, t));
+            }
+            store(squares[l], a);
         }
-        double terms[SK_LANES];
-        for (size_t i = 0; i < block - j; i++) {
-            double t = wu * (double)d[j + i] + wv * (double)m[j + i];
-            terms[i] = t * t;
+    }
+    for (size_t l = 0; l < count; l++) {
+        if (terms[l].turn != SK_ROTATE) continue;
+        for (size_t j = i; j < n; j++) {
+            double t = terms[l].wu * (double)sk_clipped(&terms[l], at + j) +
+                       terms[l].wv * (double)m[at + j];
+            squares[l][j % SK_LANES] += t * t;
         }
-        *sums = fold(j < block ? finish(a, terms, block - j) : a);
+        sums[l * stride] = sk_fold_lanes(squares[l]);
     }
 }
 
-const sk_reduce_variant sk_reduce_neon = {"neon", SK_CPU_NEON, sumsq, dot, three, rotated};
+static void rotated(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride) {
+    for (size_t l = 0, some; l < count; l += some) {
+        some = count - l < TOGETHER ? count - l : TOGETHER;
+        rotated_some(terms + l, some, m, at, n, sums + l * stride, stride);
+    }
+}
+
+const sk_reduce_variant sk_reduce_neon = {"neon", SK_CPU_NEON, sumsq, dot, measure, rotated};

@@ -23,34 +23,33 @@ static void dot(const float *x, const float *y, size_t n, double *sums) {
     }
 }
 
-static void three(const float *x, const float *y, size_t n, double *sums, size_t stride) {
-    for (; n; sums++) {
-        size_t block = block_length(n);
-        double xx[SK_LANES] = {0}, xy[SK_LANES] = {0}, yy[SK_LANES] = {0};
-        for (size_t j = 0; j < block; j++) {
-            double a = x[j], b = y[j];
-            xx[j % SK_LANES] += a * a;
-            xy[j % SK_LANES] += a * b;
-            yy[j % SK_LANES] += b * b;
+static void measure(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride) {
+    if (m != NULL) sumsq(m + at, n, sums + 2 * stride);
+    for (size_t i = 0; i < count; i++, sums += 3 * stride) {
+        double cc[SK_LANES] = {0}, cm[SK_LANES] = {0};
+        for (size_t j = 0; j < n; j++) {
+            double c = sk_clipped(&terms[i], at + j), b = m != NULL ? m[at + j] : 0.0;
+            cc[j % SK_LANES] += c * c;
+            cm[j % SK_LANES] += c * b;
         }
-        sums[0] = sk_fold_lanes(xx);
-        sums[stride] = sk_fold_lanes(xy);
-        sums[2 * stride] = sk_fold_lanes(yy);
-        x += block, y += block, n -= block;
+        sums[0] = sk_fold_lanes(cc);
+        if (m != NULL) sums[stride] = sk_fold_lanes(cm);
     }
 }
 
-static void rotated(const float *d, const float *m, double wu, double wv, size_t n, double *sums) {
-    for (; n; sums++) {
-        size_t block = block_length(n);
+static void rotated(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride) {
+    for (size_t i = 0; i < count; i++) {
+        const sk_term *term = &terms[i];
         double lanes[SK_LANES] = {0};
-        for (size_t j = 0; j < block; j++) {
-            double t = wu * (double)d[j] + wv * (double)m[j];
+        if (term->turn != SK_ROTATE) continue;
+        for (size_t j = 0; j < n; j++) {
+            double t = term->wu * (double)sk_clipped(term, at + j) + term->wv * (double)m[at + j];
             lanes[j % SK_LANES] += t * t;
         }
-        *sums = sk_fold_lanes(lanes);
-        d += block, m += block, n -= block;
+        sums[i * stride] = sk_fold_lanes(lanes);
     }
 }
 
-const sk_reduce_variant sk_reduce_portable = {"portable", 0, sumsq, dot, three, rotated};
+const sk_reduce_variant sk_reduce_portable = {"portable", 0, sumsq, dot, measure, rotated};

@@ -121,6 +121,22 @@ double sk_dot(const float *x, const float *y, size_t n, int threads);
 void sk_blend(float *theta, const float *anchor, float a, float b, size_t n, int threads);
 int64_t sk_scan(const float *x, size_t n, int threads); /* first non-finite */
 
+/* ------------------------------------------------------------------ gradients in a sum */
+
+enum sk_turn { SK_KEEP, SK_SHRINK, SK_ROTATE }; /* what a correction does to one gradient */
+
+/* One gradient on its way into a sum: clipped (c = d*clip), corrected against m, times k. Kernels that
+ * take several walk them together, some vectors of each in turn: every gradient is a stream from
+ * memory of its own, and m is read and widened once for all. */
+typedef struct {
+    const float *d; /* elements are counted from here, as those of m */
+    double wu, wv;
+    float clip; /* 1: none */
+    float q;    /* shrink: c + q*m; rotate: (f32)(wu*c + wv*m in f64) * q */
+    float k;
+    int turn; /* enum sk_turn */
+} sk_term;
+
 /* ------------------------------------------------------------------ outer optimizers */
 
 /* Scalars of the outer optimizers; each uses those it needs. */

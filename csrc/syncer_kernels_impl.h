@@ -70,6 +70,17 @@ typedef struct {
     /* out = (f32)(wu*d + wv*m in f64) * s, in place */
     void (*rotate)(float *out, const float *d, const float *m, double wu, double wv, float s,
                    size_t n);
+    /* Sum of k * corrected over the terms from +0, left to right, for [at, at+n), to out[0 .. n); its
+     * squares are added to the lanes of a blocked sum, so n is a multiple of SK_LANES but at the end
+     * of a block. m may be NULL if nothing is turned. `stream` as below. */
+    void (*combine)(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    float *out, int stream, double *lanes);
+    /* out = x*k, in place, too; its squares as above */
+    void (*scaled)(float *out, const float *x, float k, size_t n, double *lanes);
+    /* Block sums of the squares of corrected gradients, n <= SK_BLOCK: of those terms that are turned,
+     * the i-th to sums[i * stride]. */
+    void (*lengths)(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride);
     size_t (*scan)(const float *x, size_t n); /* first non-finite */
     sk_outer_fn outer[SK_OUTERS];
 } sk_blend_variant;
@@ -80,10 +91,14 @@ typedef struct {
     unsigned needs;
     void (*sumsq)(const float *x, size_t n, double *sums);
     void (*dot)(const float *x, const float *y, size_t n, double *sums);
-    /* x·x to sums[0], x·y to sums[1], y·y to sums[2]: three rows of `stride` doubles */
-    void (*three)(const float *x, const float *y, size_t n, double *sums, size_t stride);
-    /* the square of t = wu*d + wv*m (f64, unrounded, not fused) */
-    void (*rotated)(const float *d, const float *m, double wu, double wv, size_t n, double *sums);
+    /* Of clipped gradients, elements [at, at+n), n <= SK_BLOCK: c.c of the i-th to sums[3 * i * stride]
+     * and, unless m is NULL, c.m to the row after it; m.m to sums[2 * stride]. */
+    void (*measure)(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride);
+    /* Of those terms that rotate, the square of t = wu*c + wv*m (f64, unrounded, not fused), the i-th
+     * to sums[i * stride]. */
+    void (*rotated)(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
+                    double *sums, size_t stride);
 } sk_reduce_variant;
 
 typedef struct {
@@ -152,6 +167,24 @@ static inline uint16_t sk_bf16(float x) { /* round to nearest even, NaN quieted 
 /* Block sum of 8 lanes, step 3 of the blocked sum. */
 static inline double sk_fold_lanes(const double a[SK_LANES]) {
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+/* Element i of a term, after the clipping. */
+static inline float sk_clipped(const sk_term *t, size_t i) {
+    return t->clip == 1.0f ? t->d[i] : t->d[i] * t->clip;
+}
+
+/* combine, and the squares of one corrected gradient, put together from a variant's single kernels. */
+void sk_combine_by_parts(const sk_blend_variant *parts, const sk_term *terms, size_t count,
+                         const float *m, size_t at, size_t n, float *out, double *lanes);
+void sk_length_by_parts(const sk_blend_variant *parts, const sk_term *term, const float *m,
+                        size_t at, size_t n, double *lanes);
+
+/* After stores past the cache and before another thread is told of them. */
+static inline void sk_stores_done(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_sfence();
+#endif
 }
 
 extern const uint32_t SK_SHA256_K[64];

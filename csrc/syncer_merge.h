@@ -18,11 +18,9 @@
 
 #include "syncer_kernels.h"
 
-#define SM_STRIP 1024 /* elements of a strip: the accumulation of one strip stays in the L1 cache */
-#define SM_SORTED 256 /* the same where one strip per learner is held */
+#define SM_STRIP 256 /* elements that go through all of a pass while they are in the L1 cache */
 
 enum sm_mode { SM_AVG = 0, SM_RDA = 1 };
-enum sm_turn { SM_KEEP, SM_SHRINK, SM_ROTATE }; /* what HeLoCo does to one gradient of one tensor */
 
 /* ------------------------------------------------------------------ what all jobs share */
 
@@ -39,21 +37,20 @@ typedef struct {
 
 /* One learner's gradient of the tensor at hand. */
 typedef struct {
-    double norm; /* after clipping and correction */
-    double wu, wv;
-    float k; /* its factor in the sum */
-    float q; /* shrink: d + q*m; rotate: (f32)(wu*d + wv*m) * q */
-    int turn;
-    uint64_t turned[3]; /* elements by enum sm_turn, over all tensors this work has seen */
+    double norm;        /* after clipping and correction */
+    uint64_t turned[3]; /* elements kept, shrunk and rotated, over all tensors this work has seen */
 } sm_share;
 
 /* State of the tensor at hand: one for the shared tensors, one per thread for the others. */
 typedef struct {
     sm_share *share; /* [learners] */
-    double *sums;    /* [3 * learners][stride] block sums */
+    sk_term *term;   /* [learners] what is done to each gradient */
+    sk_term *summed; /* [summed_count] those that enter the sum at hand, in order */
+    size_t summed_count;
+    double *sums; /* [3 * learners][stride] block sums */
     size_t stride;
     float rescale; /* rda: merged = direction * rescale */
-    int turned;    /* any share that is not SM_KEEP */
+    int turned;    /* any gradient that is not kept as it is */
     int rotated;
     int directed; /* rda: there is a mean direction */
 } sm_work;
@@ -65,8 +62,7 @@ typedef struct {
     sm_work shared;
     sm_work *own;          /* [threads] */
     float *scratch;        /* [threads][scratch_stride] */
-    size_t scratch_stride; /* SK_BLOCK + SM_STRIP; for a merge that trims, SK_BLOCK + the larger of
-                            * SM_STRIP and learners * SM_SORTED */
+    size_t scratch_stride; /* SK_BLOCK; for a merge that trims, learners * SM_STRIP more */
 } sm_crew;
 
 typedef struct {

@@ -30,11 +30,14 @@ cdef extern from "syncer_kernels.h" nogil:
         float* params_out
         float* state_out[2]
 
+    # One gradient on its way into a sum.
+    ctypedef struct sk_term:
+        pass
+
 
 cdef extern from "syncer_merge.h" nogil:
     enum:
         SM_STRIP
-        SM_SORTED
         SM_STATS
 
     ctypedef struct sm_plan:
@@ -51,6 +54,8 @@ cdef extern from "syncer_merge.h" nogil:
 
     ctypedef struct sm_work:
         sm_share* share
+        sk_term* term
+        sk_term* summed
         double* sums
         size_t stride
 

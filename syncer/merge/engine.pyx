@@ -22,9 +22,9 @@ from syncer.kernels._merge cimport (
     SK_OUTER_DELAYED_HOLD,
     SK_OUTER_NESTEROV,
     SK_OUTER_SGD,
-    SM_SORTED,
     SM_STATS,
     SM_STRIP,
+    sk_term,
     sm_crew,
     sm_fold_job,
     sm_fold_sums,
@@ -153,25 +153,31 @@ cdef class _Call:
                 )
         return starts
 
-    cdef int equip(self, sm_crew* crew, size_t learners, size_t strips) except -1:
-        """Working memory of the crew: a share per learner, `strips` elements beside a block."""
+    cdef int equip(self, sm_crew* crew, size_t learners, size_t beside=0) except -1:
+        """Working memory of the crew: room for each learner, `beside` elements more."""
         cdef size_t count = larger(learners, 1), threads = self.plan.threads, i
         cdef size_t shares = aligned(count * sizeof(sm_share))
+        cdef size_t terms = aligned(2 * count * sizeof(sk_term))
         cdef size_t sums = aligned(3 * count * self.plan.blocks_whole_max * sizeof(double))
         cdef char* own_sums = <char*>self.lend(threads * sums)
         cdef char* own_shares = <char*>self.lend((threads + 1) * shares)
+        cdef char* own_terms = <char*>self.lend((threads + 1) * terms)
         memset(own_shares, 0, (threads + 1) * shares)
         crew.plan, crew.threads = &self.plan.plan, self.plan.threads
-        crew.scratch_stride = SK_BLOCK + strips
+        crew.scratch_stride = SK_BLOCK + beside
         crew.scratch = <float*>self.lend(threads * crew.scratch_stride * sizeof(float))
         crew.own = <sm_work*>self.lend(threads * sizeof(sm_work))
         for i in range(threads):
             crew.own[i].stride = self.plan.blocks_whole_max
             crew.own[i].sums = <double*>(own_sums + i * sums)
             crew.own[i].share = <sm_share*>(own_shares + i * shares)
+            crew.own[i].term = <sk_term*>(own_terms + i * terms)
+            crew.own[i].summed = crew.own[i].term + count
         crew.shared.stride = self.plan.blocks_shared_max
         crew.shared.sums = <double*>self.lend(3 * count * crew.shared.stride * sizeof(double))
         crew.shared.share = <sm_share*>(own_shares + threads * shares)
+        crew.shared.term = <sk_term*>(own_terms + threads * terms)
+        crew.shared.summed = crew.shared.term + count
         return 0
 
     cdef int clip(self, sm_pushes* pushes, clip) except -1:
@@ -314,7 +320,6 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
     """
     cdef _Merge call = _Merge(plan)
     cdef sm_merge_job* job = &call.job
-    cdef size_t strips = SM_STRIP
     if len(gradients) != len(weights) or (clip is not None and len(clip) != len(gradients)):
         raise ValueError("gradients, weights and clip factors do not match in number")
     if len(gradients) == 0 and merged is None and fold is None:
@@ -327,9 +332,8 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
     call.step(params, state, params_out, state_out, outer, scalars)
     job.pushes.learners = len(gradients)
     job.pushes.gradient = call.hold(gradients if merged is None else [*gradients, merged])
-    if trim >= 0:
-        strips = larger(SM_STRIP, SM_SORTED * job.pushes.learners)
-    call.equip(&job.crew, job.pushes.learners, strips)
+    call.equip(&job.crew, job.pushes.learners,
+               SM_STRIP * job.pushes.learners if trim >= 0 else 0)
     call.weigh(weights)
     call.clip(&job.pushes, clip)
     call.correct(&job.pushes, heloco, state[0] if state else None)
@@ -359,7 +363,7 @@ def add(FoldSums fold not None, gradient, *, double factor, double weight, Buffe
     cdef sm_fold_job* job = &call.job
     job.pushes.learners = 1
     job.pushes.gradient = call.hold([gradient])
-    call.equip(&job.crew, 1, SM_STRIP)
+    call.equip(&job.crew, 1)
     call.clip(&job.pushes, (clip,))
     call.correct(&job.pushes, heloco, momentum)
     job.fold, job.factor, job.weight = fold.sums, factor, weight
@@ -382,7 +386,7 @@ def norms(Plan plan not None, gradients):
     cdef size_t i
     job.learners = len(gradients)
     job.gradient = call.hold(gradients)
-    call.equip(&job.crew, 1, SM_STRIP)
+    call.equip(&job.crew, 1)
     job.sums = <double*>call.lend(job.learners * call.blocks() * sizeof(double))
     job.norms = <double*>call.lend(job.learners * sizeof(double))
     with nogil:
