@@ -47,7 +47,10 @@ class ArrivingCut:
             if manifest == self.manifest:
                 return False
             raise RemoteProtocolError(
-                f"FINAL_MANIFEST changed: first {self.manifest}, now {manifest}")
+                f"FINAL_MANIFEST changed: this learner has the final cut of step "
+                f"{self.manifest.step} (versions {_versions(self.manifest)}), and the server sends "
+                f"one of step {manifest.step} (versions {_versions(manifest)}): the run has gone "
+                "back or on behind it; start this learner again")
         self.manifest = manifest
         return True
 
@@ -64,3 +67,9 @@ class ArrivingCut:
         if self.missing():
             return None
         return [self._tensors[fragment] for fragment in range(len(self._seen))]
+
+
+def _versions(manifest: Manifest) -> str:
+    """The first of them."""
+    shown = ", ".join(map(str, manifest.versions[:4]))
+    return shown + ", ..." * (len(manifest.versions) > 4)

@@ -102,7 +102,7 @@ def test_manifest_and_cut_survive_a_reconnect_and_a_changed_manifest_is_fatal():
     second = session.connect(2)
     second.feed(0, final(1, 3, 2.0) + manifest(4, 4, 3))
     assert session.final.tensors() is not None
-    with pytest.raises(RemoteProtocolError, match="FINAL_MANIFEST changed"):
+    with pytest.raises(RemoteProtocolError, match="FINAL_MANIFEST changed: this learner has"):
         second.feed(0, manifest(5, 4, 5))
 
 
