@@ -154,13 +154,11 @@ MEANINGS = {
     "quorum timeout: missing learners of the fixed roster pulled again":
         "a fixed roster waits for everybody: only the missing are asked",
     "{what} to a closed connection": "the learner left before this could be sent",
-    "no memory for a broadcast: it waits, and the run with it":
-        "the system has refused memory; it is asked again ten times a second, and nobody loses a "
-        "connection for it; see \"memory of this run at most\"",
-    "memory for broadcasts is there again": "the run goes on, after so long",
-    "no memory for a computation: it waits, and its round with it":
-        "as above, for a merge or the values of a push: tried again for `--quorum-timeout-s`",
-    "memory for computations is there again": "its round goes on, after so long",
+    "no memory: what needs it waits, and the run with it":
+        "the system has refused memory for `what`: a computation is a merge or the values of a "
+        "push. It is tried again for `--quorum-timeout-s`, and nobody loses a connection for it; see "
+        "\"memory of this run at most\"",
+    "memory is there again": "the run goes on, after so long",
     "catch-up waits for its turn":
         "a learner has joined; those in front, `behind` whom it waits, are sent the model first",
     "catch-up begins after its wait": "now it is sent the model",

@@ -76,6 +76,8 @@ ELSEWHERE = {
     "6.8": ["unit/test_core_formulas.py::test_grace_examples"],
     "7.9": [f"{SHORTAGE}::test_a_merge_without_memory_is_computed_again",
             f"{SHORTAGE}::test_memory_that_never_comes_ends_the_run_with_its_last_cut",
+            "sim/test_memory.py::test_memory_that_is_lacking_for_a_broadcast_is_waited_for",
+            "sim/test_memory.py::test_memory_for_a_broadcast_is_not_waited_for_without_end",
             "sim/test_memory.py::test_memory_that_is_lacking_for_merges_is_waited_for"],
     "9.6": ["unit/test_core_record.py::test_what_a_merge_left_out_has_no_share_in_the_ledger"],
     "9.4": ["unit/test_core_record.py::test_counters_at_the_end_of_their_range"],

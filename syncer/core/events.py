@@ -61,7 +61,8 @@ class NoRoom(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """The program around the scheduler has a defect: something it was to carry out raised."""
+    """Something that was to be carried out cannot be: it raised, which is a defect of the program
+    around the scheduler, or has waited too long for memory."""
 
     text: str
 

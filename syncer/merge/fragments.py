@@ -111,8 +111,9 @@ class FragmentStore:
         self._plans = [Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
         self._pool = BufferPool()
-        self._nothing: NDArray[np.float32] | None = None
-        """+0 for every element of a fragment, in memory that is never written, so takes none."""
+        self._nothing = np.zeros(layout.largest, np.float32)
+        """+0 for every element of a fragment, in memory that is never written, so takes none. From
+        the beginning: who brings initial values must not be the one to find that there is none."""
         self._arrays = 1 + len(self._optimizer.state)
 
     @property
@@ -225,8 +226,6 @@ class FragmentStore:
         return tuple(self._zero(len(buffer)) for buffer in base.buffers[1:])
 
     def _zero(self, numel: int) -> Buffer:
-        if self._nothing is None:
-            self._nothing = np.zeros(self.layout.largest, np.float32)
         return self._pool.adopt(self._nothing[:numel])
 
     def _stands(self, fragment: int) -> bool:

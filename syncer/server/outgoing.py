@@ -5,7 +5,8 @@ their order to each group's outbox, and to `catchups` whose turn it is to be cau
 event leads to is queued first, and sent by `flush`: a broadcast and a pull are one call then.
 
 Where there is no memory for the bytes of a broadcast, that broadcast waits, and whatever is to go
-out after it waits behind it: a pull must not come before the version that it is about.
+out after it waits behind it: a pull must not come before the version that it is about. Its wait has
+the limit and the words of every other one (rule 7.9).
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from syncer.server.catchups import CatchUps
 from syncer.server.group import Group
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
+from syncer.server.shortage import Lack
 from syncer.server.wire_version import Source, WireVersion
 from syncer.wire.encode import encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
 from syncer.wire.messages import Manifest, Pull
 
 LACKING_NS = 100 * 10**6
-"""How soon memory is asked for again, and"""
-SAY_AGAIN_NS = 30 * 10**9
-"""how often a wait for it is told."""
+"""How soon memory is asked for again."""
 VERSIONS_LEAST = 64
 """From so many on it is looked which versions nobody holds."""
 
@@ -41,7 +41,7 @@ VERSIONS_LEAST = 64
 class Outgoing:
     """Sends the fragments of `store` in the session's dtype to the groups that `find` knows.
 
-    free_spares: gives memory back that nobody uses, when there is none for a broadcast.
+    lack: tells of a broadcast for which there is no memory; it is waited for as long as `limit_s`.
 
     Large: an action that goes out is a method each.
     """
@@ -49,12 +49,12 @@ class Outgoing:
     def __init__(self, hello: Hello, store: FragmentStore, *,
                  find: Callable[[int, int], Group | None], loop: Loop, log: Log,
                  handle: Callable[[events.Event], None],
-                 free_spares: Callable[[], None] = lambda: None,
-                 catchups_max: int | None = None, write_timeout_ns: int = 180 * 10**9,
+                 lack: Lack, limit_s: int, catchups_max: int | None = None,
+                 write_timeout_ns: int = 180 * 10**9,
                  notice: Callable[[Group, NoticeCode, str], None] = lambda *said: None):
         self.dtype, self.fragments = hello.dtype, len(hello.layout.fragments)
         self.store, self.find, self.loop, self.log, self.handle = store, find, loop, log, handle
-        self.free_spares = free_spares
+        self.lack, self.limit_s = lack, limit_s
         self.pool = BufferPool()
         self.versions: dict[tuple[int, int, int, int], ref[WireVersion]] = {}
         """Those that somebody holds, and at most as many again that nobody does any more."""
@@ -68,8 +68,6 @@ class Outgoing:
         self.synced: list[tuple[int, int]] = []
         """(step, ns of its commit) of broadcasts that were: `flush` sends them."""
         self.lacking: Timer | None = None
-        self.lacking_since_ns: int | None = None
-        self.said_ns = 0
         dtype = bulk_dtype(hello.dtype)
         self.sizes = [tensor_bytes(fragment.numel, dtype) for fragment in hello.layout.fragments]
         self.catchups = CatchUps(
@@ -145,17 +143,17 @@ class Outgoing:
             for step, begun_ns in synced:
                 self.handle(events.Synced(step, self.loop.now_ns() - begun_ns))
 
+    # rule 7.9
     def _wait_for_memory(self, action: actions.Broadcast, error: MemoryError) -> None:
-        """Nothing goes out before this does; what has no use is given back for it."""
-        now_ns = self.loop.now_ns()
-        first = self.lacking_since_ns is None
-        if first:
-            self.free_spares()
-            self.lacking_since_ns = now_ns
-        if first or now_ns - self.said_ns >= SAY_AGAIN_NS:
-            self.said_ns = now_ns
-            self.log.warning("no memory for a broadcast: it waits, and the run with it",
-                             fragment=action.fragment, version=action.version, error=str(error))
+        """Nothing goes out before this does, or has waited long enough."""
+        now_ns, what = self.loop.now_ns(), (
+            f"the broadcast of fragment {action.fragment}, version {action.version}")
+        self.lack.tell(now_ns, what, error)
+        if self.lack.lasts_s(now_ns) >= self.limit_s:
+            self.behind.clear()
+            self.handle(events.Broken(f"for {self.limit_s} s there was no memory for {what}: "
+                                      f"{error}; give the server more, and resume"))
+            return
         self.behind.appendleft((self.broadcast, action))
         self.lacking = self.loop.call_at(now_ns + LACKING_NS, self._go_on)
 
@@ -166,10 +164,8 @@ class Outgoing:
             carry_out, action = self.behind.popleft()
             carry_out(action)
         self.flush()
-        if self.lacking is None and self.lacking_since_ns is not None:
-            waited_ns, self.lacking_since_ns = self.loop.now_ns() - self.lacking_since_ns, None
-            self.log.warning("memory for broadcasts is there again",
-                             waited_s=round(waited_ns / 1e9, 1))
+        if self.lacking is None:
+            self.lack.end(self.loop.now_ns())
 
     def close(self) -> None:
         """The run ends: what is queued may go, and what waits for memory is not waited for."""

@@ -43,7 +43,7 @@ from syncer.server.outgoing import Outgoing
 from syncer.server.persistence import Persistence
 from syncer.server.promised import Promised
 from syncer.server.reporting import ReportBook
-from syncer.server.shortage import Shortage
+from syncer.server.shortage import Lack, Shortage
 from syncer.server.tape import Recorder
 from syncer.server.telling import PacedNotices
 from syncer.server.workers import Workers
@@ -92,8 +92,8 @@ class RunSession:
         bf16 = bulk_dtype(hello.dtype) == DTYPE_BF16
         self.pool = BufferPool()
         self.workers = Shortage(
-            parts.workers, loop, parts.log, limit_ns=config.quorum_timeout_s * 10**9,
-            free_spares=pages.free_kept)
+            parts.workers, loop, limit_ns=config.quorum_timeout_s * 10**9,
+            lack=Lack(parts.log, pages.free_kept))
         self.merging = Merging(config, hello.layout, self.workers, loop, handle, bf16=bf16)
         if bf16:
             check_as_bf16(parts.persistence.loaded)
@@ -105,7 +105,8 @@ class RunSession:
                              hashing_max=max(1, parts.workers.count // 2))
         self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
                                  log=parts.log, handle=handle,
-                                 free_spares=pages.free_kept,
+                                 lack=Lack(parts.log, pages.free_kept),
+                                 limit_s=config.quorum_timeout_s,
                                  catchups_max=config.max_concurrent_catchups,
                                  write_timeout_ns=config.write_timeout_s * 10**9,
                                  notice=self.notices.say)

@@ -1,4 +1,4 @@
-"""Jobs for which there is no memory: done again when there may be some, up to a limit of time.
+"""What there is no memory for: done again when there may be some, up to a limit of time.
 
 It must not know what a job computes, nor change what it is given: a job that finds no memory has
 changed nothing, so that it can be done again.
@@ -7,6 +7,7 @@ rule 7.9. Memory is the machine's, and nobody's fault: a neighbour that grows fo
     end a run of weeks. What a job needs is still there, so nothing is asked for a second time; the
     round waits as for a slow merge, and the limit is that of any round. Why not without limit:
     where a merge is too large for the machine, a run that ends is looked at, one that waits is not.
+    A broadcast is everybody's as a merge is: it waits (`outgoing`) in the same words, as long.
 """
 
 from __future__ import annotations
@@ -26,20 +27,48 @@ TELL_AGAIN_NS = 30 * 10**9
 """How often a wait for memory is told."""
 
 
+class Lack:
+    """A want of memory, in the log: when it begins, twice a minute, and when it is over.
+    free_spares: gives memory back that nobody uses, before anybody is told to wait."""
+
+    def __init__(self, log: Log, free_spares: Callable[[], None] = lambda: None):
+        self.log, self.free_spares = log, free_spares
+        self.since_ns: int | None = None
+        self.told_ns = 0
+
+    def tell(self, now_ns: int, what: str, error: MemoryError) -> None:
+        """For this there is none: it waits."""
+        if self.since_ns is None:
+            self.free_spares()
+            self.since_ns = now_ns
+        elif now_ns - self.told_ns < TELL_AGAIN_NS:
+            return
+        self.told_ns = now_ns
+        self.log.warning("no memory: what needs it waits, and the run with it", what=what,
+                         error=str(error))
+
+    def lasts_s(self, now_ns: int) -> float:
+        """How long there has been none."""
+        return 0 if self.since_ns is None else (now_ns - self.since_ns) / 1e9
+
+    def end(self, now_ns: int) -> None:
+        """Nothing waits for it any more."""
+        if self.since_ns is not None:
+            self.log.warning("memory is there again",
+                             waited_s=round((now_ns - self.since_ns) / 1e9, 1))
+            self.since_ns = None
+
+
 class Shortage:
     """Workers whose jobs may find no memory. `limit_ns`: from the first time on; then a job has the
-    MemoryError for an answer. free_spares: gives memory back that nobody uses."""
+    MemoryError for an answer. lack: tells of it."""
 
-    def __init__(self, workers: Workers, loop: Loop, log: Log, *, limit_ns: int,
-                 free_spares: Callable[[], None] = lambda: None):
-        self.workers, self.loop, self.log = workers, loop, log
-        self.count = workers.count
-        self.limit_ns, self.free_spares = limit_ns, free_spares
+    def __init__(self, workers: Workers, loop: Loop, *, limit_ns: int, lack: Lack):
+        self.workers, self.loop, self.count = workers, loop, workers.count
+        self.limit_ns, self.lack = limit_ns, lack
         self.waiting: dict[Timer, None] = {}
         self.short = 0
-        """Jobs that have found no memory yet, and"""
-        self.short_ns = self.told_ns = 0
-        """since when there are any; when it was told last."""
+        """Jobs that have found no memory yet."""
         self.closed = False
 
     def submit(self, job: Job) -> None:
@@ -63,16 +92,11 @@ class Shortage:
         if since_ns is None:
             since_ns = now_ns
             self.short += 1
-            self.free_spares()
         if now_ns - since_ns >= self.limit_ns:
             self.short -= 1
             job.done(None, error)
             return
-        if self.short_ns == 0 or now_ns - self.told_ns >= TELL_AGAIN_NS:
-            self.told_ns = now_ns
-            self.short_ns = self.short_ns or now_ns
-            self.log.warning("no memory for a computation: it waits, and its round with it",
-                             error=str(error))
+        self.lack.tell(now_ns, "a computation", error)
         if self.closed:
             return
 
@@ -87,9 +111,7 @@ class Shortage:
         """A job has found its memory."""
         self.short -= 1
         if not self.short:
-            self.log.warning("memory for computations is there again", waited_s=round(
-                (self.loop.now_ns() - self.short_ns) / 1e9, 1))
-            self.short_ns = 0
+            self.lack.end(self.loop.now_ns())
 
     def close(self) -> None:
         """The run ends: what waits for memory is not waited for."""

@@ -15,7 +15,7 @@ from tests.e2e.scripted import ServerThread, layout_of
 
 SMALL, LARGE = layout_of((4,)), layout_of((200_000,))
 ONE_LARGE = np.ones(200_000, np.float32)
-SHORT = "no memory for a computation: it waits, and its round with it"
+SHORT = "no memory: what needs it waits, and the run with it"
 
 
 class Failing:
@@ -82,7 +82,7 @@ def test_a_merge_without_memory_is_computed_again(tmp_path, monkeypatch, fold, o
     with ServerThread(tmp_path, **options) as server:
         assert train(server, 2) == calm
         assert len(server.log.find(SHORT)) == 1
-        assert server.log.find("memory for computations is there again")
+        assert server.log.find("memory is there again")
     assert not failing.times
 
 

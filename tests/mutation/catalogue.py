@@ -418,7 +418,13 @@ SHORTAGE = broken(
      "if False:"),
     ("7.9", "memory is waited for without end", "now_ns - since_ns >= self.limit_ns", "False"),
     ("7.9", "nobody hears that memory is short",
-     "if self.short_ns == 0 or now_ns - self.told_ns >= TELL_AGAIN_NS:", "if False:"),
+     "elif now_ns - self.told_ns < TELL_AGAIN_NS:\n", "if True:\n"),
+) + broken(
+    "server/outgoing.py",
+    ("7.9", "a broadcast waits for memory without end",
+     "if self.lack.lasts_s(now_ns) >= self.limit_s:", "if False:"),
+    ("7.9", "a pull goes out before the broadcast that waits for memory", "if self.behind:\n",
+     "if False:\n"),
 )
 READERS = broken(
     "server/readers.py",

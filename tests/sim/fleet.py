@@ -288,15 +288,16 @@ class Fleet:
         rng = self.world.rng
         call = rng.choice((*self.network.CALLS, "broadcast"))
         if call == "broadcast":
-            end_ns = self.world.now_ns + self.world.between(1, 20_000) * MS
-            self.starve(min(end_ns, self.faults_end_ns))
+            lasts_ns = min(20, 0.9 * self.config.quorum_timeout_s) * SECOND * rng.random()
+            self.starve(min(self.world.now_ns + lasts_ns, self.faults_end_ns))
             return
         self.network.failing[call].append(rng.choice([errno.ENOSPC, errno.ENOMEM, NO_MEMORY]))
 
     def starve(self, end_ns: float) -> None:
         """Until then there is no memory to encode a version in."""
         session = self.server.server.session
-        if session is not None and not self.server.ended:
+        if session is not None and not (self.server.ended
+                                        or isinstance(session.outgoing.pool, Scarce)):
             session.outgoing.pool = Scarce(self.world, session.outgoing.pool, end_ns)
 
     def fault_freeze(self) -> None:

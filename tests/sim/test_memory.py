@@ -17,6 +17,8 @@ from tests.sim.scale import scaled
 from tests.sim.told import lines_of
 from tests.toy_driver import toy_config
 
+SHORT = "no memory: what needs it waits, and the run with it"
+
 
 def check_one_was_ended(fleet: Fleet) -> None:
     """One connection, and nothing else."""
@@ -51,6 +53,7 @@ def test_memory_that_is_lacking_for_a_broadcast_is_waited_for(pipeline):
     """It is everybody's, so that nobody is to blame: it goes out when there is memory again, and
     before the pulls about it. No connection ends for it."""
     fleet = Fleet(9, config=toy_config(learners=3, quorum=2, total_steps=30, pipeline=pipeline,
+                                       quorum_timeout_s=60,
                                        log_level="info", log_format="json"),
                   faults=[], settings={"misconfigured": 0})
     assert fleet.dtype != DTYPE_F32
@@ -58,13 +61,13 @@ def test_memory_that_is_lacking_for_a_broadcast_is_waited_for(pipeline):
         scheduler = fleet.server.scheduler
         fleet.world.wait(lambda: scheduler.global_step >= 10)
         fleet.starve(fleet.world.now_ns + 45 * SECOND)
-        fleet.world.wait(lambda: lines_of(fleet, "no memory for a broadcast: it waits, and the run "
-                                          "with it"))
+        fleet.world.wait(lambda: lines_of(fleet, SHORT))
         fleet.world.wait(lambda: scheduler.global_step >= 25)
     fleet.play()
     fleet.check()
-    assert len(lines_of(fleet, "no memory for a broadcast: it waits, and the run with it")) == 2
-    over, = lines_of(fleet, "memory for broadcasts is there again")
+    assert len(lines_of(fleet, SHORT)) == 2
+    assert all("the broadcast of fragment" in line["what"] for line in lines_of(fleet, SHORT))
+    over, = lines_of(fleet, "memory is there again")
     assert 44 < over["waited_s"] < 46
     assert {line["reason"] for line in lines_of(fleet, "push rejected")} <= {"OutOfRound"}, "late"
     assert not lines_of(fleet, "connection ended")
@@ -86,14 +89,30 @@ def test_memory_that_is_lacking_for_merges_is_waited_for(fold):
     fleet.play()
     fleet.check()
     assert workers.failed > 15
-    told = [datetime.fromisoformat(line["time"]) for line in lines_of(
-        fleet, "no memory for a computation: it waits, and its round with it")]
+    assert {line["what"] for line in lines_of(fleet, SHORT)} == {"a computation"}
+    told = [datetime.fromisoformat(line["time"]) for line in lines_of(fleet, SHORT)]
     assert told
     assert all((after - before).total_seconds() >= 30 for before, after in pairwise(told))
-    assert len(lines_of(fleet, "memory for computations is there again")) == 1
+    assert len(lines_of(fleet, "memory is there again")) == 1
     assert not lines_of(fleet, "quorum timeout")
     assert not lines_of(fleet, "internal error")
     assert [line["step"] for line in lines_of(fleet, "outer step")] == list(range(1, 21))
+
+
+def test_memory_for_a_broadcast_is_not_waited_for_without_end():
+    """The last cut is saved, and everybody told, although what waits to go out never does."""
+    fleet = Fleet(9, config=toy_config(learners=2, quorum=2, total_steps=30, quorum_timeout_s=20,
+                                       log_level="info", log_format="json"),
+                  faults=[], settings={"misconfigured": 0})
+    with scaled(fleet.settings):
+        fleet.world.wait(lambda: fleet.server.scheduler.global_step >= 10)
+        fleet.starve(fleet.world.now_ns + 3600 * SECOND)
+        begun_ns = fleet.world.now_ns
+        fleet.world.wait(lambda: fleet.server.over)
+    assert 20 * SECOND <= fleet.world.now_ns - begun_ns < 30 * SECOND
+    assert fleet.server.status == 1
+    assert "for 20 s there was no memory for the broadcast of fragment" in fleet.server.exit_text
+    assert not lines_of(fleet, "internal error")
 
 
 def test_memory_for_a_merge_is_not_waited_for_without_end():

@@ -156,6 +156,31 @@ def test_subnormals_are_not_flushed():
     assert commit(store, push([tiny])).params[0] == -tiny
 
 
+def test_initial_values_ask_for_no_memory(monkeypatch):
+    """Whoever brings them could do nothing about it, and a run that has no step yet would end."""
+    class Full:
+        def __init__(self, pool):
+            self.adopt = pool.adopt
+
+        def take(self, *given, **named):
+            raise MemoryError
+
+    def nothing(*given, **named):
+        raise MemoryError
+
+    layout = Layout((FragmentLayout(AVG, (4, 2)), FragmentLayout(AVG, (3,))))
+    store = FragmentStore(layout, lr=0.7, momentum=0.9)
+    pool, store._pool = store._pool, Full(store._pool)
+    monkeypatch.setattr(np, "zeros", nothing)
+    for fragment, numel in enumerate((6, 3)):
+        store.adopt(fragment, np.ones(numel, np.float32))
+        assert store.current(fragment).momentum.tolist() == [0.0] * numel
+    monkeypatch.undo()
+    store._pool = pool
+    commit(store, [(0, 1, 1.0, f32([1, 1, 1, 1, 1, 1]))])
+    assert store.current(1).momentum.tolist() == [0.0] * 3
+
+
 def test_sgd_is_plain_and_keeps_no_state():
     store = store_of(AVG, (2,), lr=0.25, outer_optimizer="sgd", params=[1.0, 2.0])
     version = commit(store, push([4.0, -8.0]))
