@@ -156,8 +156,8 @@ MEANINGS = {
     "{what} to a closed connection": "the learner left before this could be sent",
     "no memory: what needs it waits, and the run with it":
         "the system has refused memory for `what`: a computation is a merge or the values of a "
-        "push. It is tried again for `--quorum-timeout-s`, and nobody loses a connection for it; see "
-        "\"memory of this run at most\"",
+        "push. It is tried again for `--quorum-timeout-s`, and nobody loses a connection for it; "
+        "see \"memory of this run at most\"",
     "memory is there again": "the run goes on, after so long",
     "catch-up waits for its turn":
         "a learner has joined; those in front, `behind` whom it waits, are sent the model first",

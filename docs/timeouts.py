@@ -69,13 +69,13 @@ ROWS = (
     Row(SERVER, "readers that still take the final cut, after everything else",
         "syncer/server/service.py:READERS_END_NS", "the process ends"),
     Row(SERVER, "a broadcast for which there is no memory",
-        "syncer/server/outgoing.py:LACKING_NS", "tried again; a WARN"),
-    Row(SERVER, "and every", "syncer/server/outgoing.py:SAY_AGAIN_NS", "a WARN again"),
+        "syncer/server/outgoing.py:LACKING_NS", "tried again; after `--quorum-timeout-s` the run "
+        "ends with its last cut"),
     Row(SERVER, "a merge, or the values of a push, for which there is no memory",
         "syncer/server/shortage.py:FIRST_PAUSE_NS", "tried again, after twice as long each time; "
         "after `--quorum-timeout-s` the run ends with its last cut"),
     Row(SERVER, "and at most", "syncer/server/shortage.py:PAUSE_MAX_NS", "tried again"),
-    Row(SERVER, "and every", "syncer/server/shortage.py:TELL_AGAIN_NS", "a WARN"),
+    Row(SERVER, "and for both every", "syncer/server/shortage.py:TELL_AGAIN_NS", "a WARN"),
     Row(SERVER, "the reader of an ERROR or SHUTDOWN", "syncer/server/farewell.pyx:FAREWELL_NS",
         "closed without waiting for its end"),
     Row(SERVER, "accepting, when no descriptor or memory is left",
