@@ -143,7 +143,6 @@ class Outgoing:
             for step, begun_ns in synced:
                 self.handle(events.Synced(step, self.loop.now_ns() - begun_ns))
 
-    # rule 7.9
     def _wait_for_memory(self, action: actions.Broadcast, error: MemoryError) -> None:
         """Nothing goes out before this does, or has waited long enough."""
         now_ns, what = self.loop.now_ns(), (
