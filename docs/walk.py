@@ -35,7 +35,7 @@ IN = (
     Stop("syncer/server/loop.pyx", "post", "back to the loop's thread"),
 )
 JUDGED = (
-    Stop("syncer/server/driver.py", "_step", "event in, actions to their owners"),
+    Stop("syncer/server/driver.pyx", "_step", "event in, actions to their owners"),
     Stop("syncer/core/run/scheduler.pyx", "on_push", "what a push means in this phase"),
     Stop("syncer/core/rounds/admission.pyx", "refusal", "accepted, refused or carried"),
     Stop("syncer/core/rounds/round.pyx", "accept", "its slot is filled"),

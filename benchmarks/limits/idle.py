@@ -41,9 +41,10 @@ def resident_kib(process: subprocess.Popen[bytes]) -> int:
 
 def beat(port: int, learners: int) -> None:
     """Joins, says so with one byte, and goes on until its input is closed."""
-    sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(learners)]
-    for learner, sock in enumerate(sockets):
-        sock.sendall(encode.encode_hello(
+    sockets = []
+    for learner in range(learners):  # who says nothing is not kept for long, if there are many
+        sockets.append(socket.create_connection(("127.0.0.1", port)))
+        sockets[-1].sendall(encode.encode_hello(
             Hello(learner, 1, DTYPE_F32, LAYOUT, bytes(32), bytes(32))))
     sockets[0].sendall(b"".join(encode.bare_message(
         Msg.INIT_PARAMS, encode.init_head(0), bytes(4 * bench_rounds.NUMEL))))

@@ -1,12 +1,20 @@
+from collections.abc import Iterable
 from typing import Any
 
 from syncer.server.conn import Channel, Owner
 from syncer.server.loop import Loop
 from syncer.server.outbox import Outbox
+from syncer.server.wire_version import Image
 from syncer.tcp import Link
 from syncer.wire.frames import Partial, Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
+
+def those_there(groups: dict[tuple[int, int], Group], members: Iterable[tuple[int, int]]
+                ) -> tuple[list[Group], list[tuple[int, int]]]: ...
+def broadcast_to(groups: list[Group], image: Image) -> None: ...
+def pull_from(groups: list[Group], fragment: int, frame: bytes) -> None: ...
+def pump_each(groups: Iterable[Group]) -> None: ...
 
 class Reports:
     def frame(self, group: Group, kind: int, payload: memoryview) -> object: ...

@@ -19,6 +19,40 @@ cdef Py_ssize_t SHORT_BYTES = 64 * 1024
 cdef Py_ssize_t LEAST_GRANT_BYTES = 16 * 1024
 
 
+cpdef tuple those_there(dict groups, members):
+    """The groups of these members that have not ended, and the members without one."""
+    cdef Group group
+    cdef list found = [], missing = []
+    for member in members:
+        group = groups.get(member)
+        if group is None or group.ended:
+            missing.append(member)
+        else:
+            found.append(group)
+    return found, missing
+
+
+def broadcast_to(list groups, image):
+    """Queue a version for each of them."""
+    cdef Group group
+    for group in groups:
+        group.outbox.broadcast(image)
+
+
+def pull_from(list groups, Py_ssize_t fragment, bytes frame):
+    """Queue a PULL_REQ for each of them."""
+    cdef Group group
+    for group in groups:
+        group.outbox.pull(fragment, frame)
+
+
+def pump_each(groups):
+    """Send what was queued for them."""
+    cdef Group group
+    for group in groups:
+        group.pump()
+
+
 cdef class Reports:
     """Who hears of a group. All are called in the loop's thread."""
 

@@ -13,7 +13,7 @@ cdef class Bulk:
 cdef class Outbox:
     cdef readonly Py_ssize_t fragments
     cdef public Py_ssize_t stripes  # sockets that each message is cut for
-    cdef dict queued            # (kind, fragment) -> Bulk that has not started, in sending order
+    cdef dict queued            # fragment -> Bulk that has not started, in sending order
     cdef list under_way         # Bulks with pieces handed out or left
     cdef Bulk feeding           # the one whose next piece comes next
     cdef dict newest            # fragment -> newest version taken in

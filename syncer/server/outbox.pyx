@@ -66,10 +66,9 @@ cdef class Outbox:
         if self.finalizing or self.newest.get(fragment, -1) >= image.version:
             return False
         self.newest[fragment] = image.version
-        key = (image.kind, fragment)
-        bulk = self.queued.get(key)
+        bulk = self.queued.get(fragment)
         if bulk is None:
-            self.queued[key] = Bulk(image)
+            self.queued[fragment] = Bulk(image)
         else:
             bulk.image = image
         return True
@@ -123,7 +122,7 @@ cdef class Outbox:
         for bulk in self.under_way:
             bulk.pull = None
         for image in images:
-            self.queued[image.kind, image.fragment] = Bulk(image)
+            self.queued[image.fragment] = Bulk(image)
         self.manifest = manifest
         self.finals_left = len(images)
 

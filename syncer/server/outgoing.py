@@ -23,7 +23,7 @@ from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import Msg, NoticeCode, bulk_dtype, tensor_bytes
 from syncer.server.catchups import CatchUps
-from syncer.server.group import Group
+from syncer.server.group import Group, broadcast_to, pull_from, pump_each, those_there
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
 from syncer.server.shortage import Lack
@@ -39,7 +39,7 @@ VERSIONS_LEAST = 64
 
 
 class Outgoing:
-    """Sends the fragments of `store` in the session's dtype to the groups that `find` knows.
+    """Sends the fragments of `store` in the session's dtype to `groups` by member.
 
     lack: tells of a broadcast for which there is no memory; it is waited for as long as `limit_s`.
 
@@ -47,14 +47,14 @@ class Outgoing:
     """
 
     def __init__(self, hello: Hello, store: FragmentStore, *,
-                 find: Callable[[int, int], Group | None], loop: Loop, log: Log,
+                 groups: dict[actions.Member, Group], loop: Loop, log: Log,
                  handle: Callable[[events.Event], None],
                  lack: Lack, limit_s: int, catchups_max: int | None = None,
                  write_timeout_ns: int = 180 * 10**9,
                  notice: Callable[[Group, NoticeCode, str], None] = lambda *said: None):
         self.dtype, self.fragments = hello.dtype, len(hello.layout.fragments)
-        self.store, self.find, self.loop, self.log, self.handle = store, find, loop, log, handle
-        self.lack, self.limit_s = lack, limit_s
+        self.store, self.loop, self.log, self.handle = store, loop, log, handle
+        self.groups, self.lack, self.limit_s = groups, lack, limit_s
         self.pool = BufferPool()
         self.versions: dict[tuple[int, int, int, int], ref[WireVersion]] = {}
         """Those that somebody holds, and at most as many again that nobody does any more."""
@@ -108,12 +108,11 @@ class Outgoing:
 
     def pull(self, action: actions.Pull) -> None:
         frame = encode_pull(Pull(action.fragment, action.step, action.attempt))
-        for member in action.members:
-            group = self._group(member, "pull")
-            if group is not None:
-                group.outbox.pull(action.fragment, frame)
-                self.catchups.pulled(group)
-                self.due[group] = None
+        groups = self._groups(action.members, "pull")
+        pull_from(groups, action.fragment, frame)
+        for group in groups if self.catchups.line else ():
+            self.catchups.pulled(group)
+        self.due.update(dict.fromkeys(groups))
 
     def broadcast(self, action: actions.Broadcast) -> None:
         try:
@@ -121,11 +120,10 @@ class Outgoing:
         except MemoryError as error:
             self._wait_for_memory(action, error)
             return
-        groups = [group for member in action.members
-                  if (group := self._group(member, "broadcast")) is not None
-                  and not self.catchups.waits(group)]
-        for group in groups:
-            group.outbox.broadcast(version)
+        groups = self._groups(action.members, "broadcast")
+        if self.catchups.line:
+            groups = [group for group in groups if not self.catchups.waits(group)]
+        broadcast_to(groups, version)
         self.catchups.broadcast(self.sizes[action.fragment], groups)
         self.due.update(dict.fromkeys(groups))
         begun_ns = self.begun_ns.pop(action.version, None)
@@ -136,8 +134,7 @@ class Outgoing:
         """Everything that an event led to is queued: send it, in as few calls as can be."""
         if self.due:
             due, self.due = self.due, {}
-            for group in due:
-                group.pump()
+            pump_each(due)
         if self.synced:
             synced, self.synced = self.synced, []
             for step, begun_ns in synced:
@@ -187,18 +184,19 @@ class Outgoing:
         return self._all(Msg.FINAL_FRAGMENT, group)
 
     def shutdown(self, action: actions.SendShutdown) -> None:
-        for member in action.members:
-            group = self._group(member, "shutdown")
-            if group is not None:
-                group.outbox.frame(encode_shutdown())
-                group.pump()
+        for group in self._groups(action.members, "shutdown"):
+            group.outbox.frame(encode_shutdown())
+            group.pump()
 
     def _group(self, member: actions.Member, what: str) -> Group | None:
-        group = self.find(*member)
-        if group is None:
-            self.log.warning(f"{what} to a closed connection", learner=member[0],
-                             generation=member[1])
-        return group
+        return next(iter(self._groups((member,), what)), None)
+
+    def _groups(self, members: tuple[actions.Member, ...], what: str) -> list[Group]:
+        found, missing = those_there(self.groups, members)
+        for learner, generation in missing:
+            self.log.warning(f"{what} to a closed connection", learner=learner,
+                             generation=generation)
+        return found
 
     def _versions(self) -> list[int]:
         return [self.store.current(fragment).version for fragment in range(self.fragments)]

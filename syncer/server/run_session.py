@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from syncer import pages
 from syncer.checkpoint.saver import Outcome
@@ -23,7 +23,6 @@ from syncer.protocol import DTYPE_BF16, NoticeCode, bulk_dtype
 from syncer.server.addresses import host_of
 from syncer.server.decoded import Decoded
 from syncer.server.door import Door
-from syncer.server.driver import Owners
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
 from syncer.server.ingest import Ingest, Intake
@@ -103,7 +102,7 @@ class RunSession:
                              left=self._left, say_farewell=parts.farewells.say,
                              report=self.reports.take, keep_wire=config.late_carry,
                              hashing_max=max(1, parts.workers.count // 2))
-        self.outgoing = Outgoing(hello, self.merging.store, find=self.find, loop=loop,
+        self.outgoing = Outgoing(hello, self.merging.store, groups=self.groups, loop=loop,
                                  log=parts.log, handle=handle,
                                  lack=Lack(parts.log, pages.free_kept),
                                  limit_s=config.quorum_timeout_s,
@@ -123,7 +122,7 @@ class RunSession:
             **in_mib(parts, slow_learners_max(config, layout, dtype), readers_max(config, layout)),
             formula=formula.text, P=formula.parameters, G=formula.in_flight)
 
-    def owners(self) -> Owners:
+    def owners(self) -> dict[type, Callable[[Any], object]]:
         """Who carries out the actions that need a session."""
         merging, outgoing = self.merging, self.outgoing
 

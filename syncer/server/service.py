@@ -24,12 +24,13 @@ from syncer.server.addresses import BindError, listen, reachable
 from syncer.server.capacity import USUAL_SOCKETS, Capacity
 from syncer.server.conn import Channel
 from syncer.server.door import Door
-from syncer.server.driver import Driver, InvariantsWatch, RunEnd, Watch
+from syncer.server.driver import Driver, RunEnd
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
 from syncer.server.introducing import versions_held
 from syncer.server.listener import Listener
 from syncer.server.log import Log
+from syncer.server.onlookers import InvariantsWatch, Watch
 from syncer.server.persistence import Persistence
 from syncer.server.readers import Readers, names_of
 from syncer.server.run_session import Parts, RunSession

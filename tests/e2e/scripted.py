@@ -33,8 +33,8 @@ from syncer.protocol import (
     bulk_dtype,
     tensor_bytes,
 )
-from syncer.server.driver import InvariantsWatch
 from syncer.server.log import Log
+from syncer.server.onlookers import InvariantsWatch
 from syncer.server.service import Server
 from syncer.server.system import System, lines_to
 from syncer.wire import encode, extended, messages

@@ -5,6 +5,7 @@ from syncer.core.run.waits cimport Waiting
 cdef class Scheduler(Waiting):
     cdef readonly object config
 
+    cpdef list step(self, long long now_ns, object event)
     cdef int handle(self, object event) except -1
     cdef int run_timers(self) except -1
     cdef int on_hello(self, object event) except -1

@@ -96,10 +96,10 @@ cdef class Scheduler(Waiting):
             self.initialized = [True] * resumed.fragments
 
     # rule 1.7
-    def step(self, now_ns, event):
+    cpdef list step(self, long long now_ns, object event):
         """Handle one event at `now_ns` and return the actions it leads to, in order."""
         cdef list out = []
-        self.now_ns = max(self.now_ns, <long long>now_ns)
+        self.now_ns = max(self.now_ns, now_ns)
         if self.born_ns < 0:
             self.born_ns = self.now_ns
         self.out = out
