@@ -16,7 +16,6 @@ cdef class Owner:
 cdef class Channel(Handler):
     cdef readonly object sock, peer
     cdef object tls             # the same socket, if it has TLS on it
-    cdef int descriptor         # of a plain socket of the system; -1 of any other
     cdef readonly Loop loop
     cdef readonly bint closed, paused
     cdef readonly unsigned long long received

@@ -8,29 +8,11 @@ import errno
 import os
 import socket
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.exc cimport PyErr_SetFromErrno
-from libc.errno cimport EINTR, errno as c_errno
-from libc.string cimport memset
-
 from syncer.gather cimport advance, first_bytes
 
 from syncer.errors import RemoteProtocolError
 from syncer.server.loop import READ as _READ, WRITE as _WRITE
 from syncer.tls import TlsSocket
-
-cdef extern from "<sys/uio.h>" nogil:
-    struct iovec:
-        void* iov_base
-        size_t iov_len
-
-cdef extern from "<sys/socket.h>" nogil:
-    enum: MSG_NOSIGNAL
-    struct msghdr:
-        iovec* msg_iov
-        size_t msg_iovlen
-    ssize_t sendmsg(int descriptor, const msghdr* message, int flags)
-
 
 cdef int READ = _READ
 cdef int WRITE = _WRITE
@@ -39,10 +21,6 @@ cdef int WRITE = _WRITE
 cdef Py_ssize_t READ_TURN_BYTES = 2 * 1024 * 1024
 cdef Py_ssize_t READ_TURN_FRAMES = 256
 cdef Py_ssize_t DISCARD_TURN_BYTES = 256 * 1024
-
-cdef enum:
-    GATHERED = 16               # buffers of one call; more are for the next one
-    SMALL_SEND = 16384          # takes the kernel no longer than giving up the GIL and getting it
 
 
 # What the peer or the way to it did. Every other error is the system's own: it has refused a call.
@@ -87,7 +65,6 @@ cdef class Channel(Handler):
         self.loop = loop
         self.sock = sock
         self.tls = sock if isinstance(sock, TlsSocket) else None
-        self.descriptor = sock.fileno() if type(sock) is socket.socket else -1
         self.peer = peer
         self.owner = owner
         self.reader = reader
@@ -216,16 +193,14 @@ cdef class Channel(Handler):
     cdef object _flush(self):
         cdef Py_ssize_t sent
         cdef Bulk bulk
-        cdef list out
         cdef bint limited = self.allowance >= 0 and self.bulk is not None
         while self.out:
             if limited and self.allowance == 0:
                 self._unblock()
                 return
             try:
-                out = first_bytes(self.out, self.allowance) if limited else self.out
-                sent = self.sock.sendmsg(out) if self.descriptor < 0 else gathered_send(
-                    self.descriptor, out)
+                sent = self.sock.sendmsg(
+                    first_bytes(self.out, self.allowance) if limited else self.out)
             except (BlockingIOError, InterruptedError):
                 if self.tls is not None and self.tls.owed:
                     self.mid_frame = True  # in part of it that nobody can take back
@@ -348,45 +323,10 @@ cdef class Channel(Handler):
         self.out.clear()
         self.bulk = None
         self.reader = None
-        self.descriptor = -1  # its number may be another socket's from now on
         try:
             self.sock.close()
         except OSError:
             pass  # the descriptor is free all the same
-
-
-cdef Py_ssize_t gathered_send(int descriptor, list buffers) except -1:
-    """What `socket.sendmsg` of a socket that never waits does, without the objects around it: 1 us
-    of 4 for a small frame. Other threads may run during a large one only."""
-    cdef Py_buffer views[GATHERED]
-    cdef iovec parts[GATHERED]
-    cdef msghdr message
-    cdef int taken = 0, i
-    cdef Py_ssize_t sent = -1, total = 0
-    try:
-        for buffer in buffers:
-            if taken == GATHERED:
-                break
-            PyObject_GetBuffer(buffer, &views[taken], PyBUF_SIMPLE)
-            parts[taken].iov_base = views[taken].buf
-            parts[taken].iov_len = views[taken].len
-            total += views[taken].len
-            taken += 1
-        memset(&message, 0, sizeof(message))
-        message.msg_iov = parts
-        message.msg_iovlen = taken
-        while sent < 0:
-            if total <= SMALL_SEND:
-                sent = sendmsg(descriptor, &message, MSG_NOSIGNAL)
-            else:
-                with nogil:
-                    sent = sendmsg(descriptor, &message, MSG_NOSIGNAL)
-            if sent < 0 and c_errno != EINTR:
-                PyErr_SetFromErrno(OSError)
-    finally:
-        for i in range(taken):
-            PyBuffer_Release(&views[i])
-    return sent
 
 
 cdef str _reason(error):
