@@ -42,7 +42,7 @@ ROUND_DETAILS = broken(
 RUN_DETAILS = broken(
     "core/run/scheduler.pyx",
     ("1.3", "any learner gives initial values", "if (event.learner != 0 or not", "if (not"),
-    ("1.7", "time runs back", "max(self.now_ns, <long long>now_ns)", "<long long>now_ns"),
+    ("1.7", "time runs back", "max(self.now_ns, now_ns)", "now_ns"),
     ("2.5", "who is asked to dial again is asked at every event",
      "            self.members.set_aside(member)\n", ""),
     ("2.6", "heartbeats of an older connection tell the step time",
