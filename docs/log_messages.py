@@ -165,6 +165,9 @@ MEANINGS = {
     "catch-up makes no progress: its turn goes to the next":
         "its link carries nothing at the moment; it goes on when the others are through",
     "checkpoint written": "a cut is on the disk",
+    "a checkpoint in the background gives way no longer, as another waits":
+        "it was not done when the next one was due, or the run ends: until it is, nothing is "
+        "committed, and `--checkpoint-rate` does not count",
     "checkpoint committed": "the cut of this step is on the disk, so the step may be seen",
     "checkpoint not written": "it is not; what follows depends on its kind",
     "checkpoint write tried again": "a sync of the disk failed once",

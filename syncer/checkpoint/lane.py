@@ -12,14 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from queue import SimpleQueue
 
 Work = Callable[[], None]
 
 BACKGROUND_NICE = 10
-"""Of work that gives way. On two busy cores the longest pause of a merge was 85 ms without it and
-50 ms with it, and the write took 1.0 s instead of 0.65 s. Never so nice that it would starve while
-it holds the interpreter's lock."""
+"""By how much the thread is nicer that says when others have left some time."""
+ASKED_AGAIN_S = 0.02
+"""So long after somebody has begun to wait, work that gives way knows it at the latest."""
 
 
 def beside(work: Work, name: str) -> Work:
@@ -38,23 +38,30 @@ class Lane:
     """Runs what it is given on one thread, one after the other, in the order it was given.
 
     It is also the clock of that work: whoever replaces the thread replaces the time with it.
-    Raises RuntimeError if there is no thread to be had; later it needs none, and takes one more for
-    what gives way.
+    Raises RuntimeError if there is no thread to be had; later it needs none.
     """
 
     def __init__(self, name: str = "syncer-checkpoint"):
         self.name = name
-        self.waiting: deque[tuple[Work, bool] | None] = deque()
+        self.waiting: deque[Work | None] = deque()
         self.changed = threading.Condition()
+        self.usher: Usher | None = None
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.thread.start()
 
-    def submit(self, work: Work, *, gives_way: bool = False) -> None:
-        """Run `work` behind everything that was given before; it must raise nothing.
+    def submit(self, work: Work) -> None:
+        """Run `work` behind everything that was given before; it must raise nothing."""
+        self._put(work)
 
-        gives_way: to the rounds that go on meanwhile, and with it all that it runs beside itself.
-        """
-        self._put((work, gives_way))
+    def give_way(self, hastened: Callable[[], bool]) -> None:
+        """Return when the processors have time to spare, or soon after `hastened()`. For work on
+        the lane and beside it; where no thread can be had, at once."""
+        with self.changed:
+            if self.usher is None:
+                with suppress(RuntimeError):  # what Python makes of EAGAIN
+                    self.usher = Usher(f"{self.name}-usher")
+        if self.usher is not None:
+            self.usher.give_way(hastened)
 
     def beside(self, work: Work, name: str) -> Work:
         """`beside`, for work on the lane."""
@@ -73,8 +80,10 @@ class Lane:
         if self.thread.is_alive():
             self._put(None)
             self.thread.join()
+        if self.usher is not None:
+            self.usher.close()
 
-    def _put(self, given: tuple[Work, bool] | None) -> None:
+    def _put(self, given: Work | None) -> None:
         with self.changed:
             self.waiting.append(given)
             self.changed.notify()
@@ -84,22 +93,40 @@ class Lane:
             with self.changed:
                 while not self.waiting:
                     self.changed.wait()
-                given = self.waiting.popleft()
-            if given is None:
+                work = self.waiting.popleft()
+            if work is None:
                 return
-            work, gives_way = given
-            if gives_way:
-                # A thread may not become less nice again, so it is a thread of its own; what it
-                # starts begins with its niceness.
-                self.beside(partial(self._nicely, work), f"{self.name}-aside")()
-            else:
-                work()
-            del given, work
+            work()
+            del work
 
-    def _nicely(self, work: Work) -> None:
-        # Elsewhere niceness is that of the whole process.
-        if sys.platform == "linux" and threading.current_thread() is not self.thread:
+
+class Usher:
+    """A thread that is nicer than the others, and does nothing but answer: when it does, they have
+    left it some time. Whoever asks is as nice as ever, works when it has the answer, and can go on
+    without one. Raises RuntimeError if there is no thread to be had."""
+
+    def __init__(self, name: str):
+        self.asked: SimpleQueue[threading.Lock | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._answer, name=name, daemon=True)
+        self.thread.start()
+
+    def give_way(self, hastened: Callable[[], bool]) -> None:
+        """As of `Lane`."""
+        answered = threading.Lock()
+        answered.acquire()
+        self.asked.put(answered)
+        while not hastened() and not answered.acquire(timeout=ASKED_AGAIN_S):
+            pass
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        self.asked.put(None)
+        self.thread.join()
+
+    def _answer(self) -> None:
+        if sys.platform == "linux":  # elsewhere niceness is that of the whole process
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICE)
-        work()
-
+                nice = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice + BACKGROUND_NICE)
+        while (answered := self.asked.get()) is not None:
+            answered.release()

@@ -17,6 +17,7 @@ import numpy as np
 
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.lane import Work, beside
+from syncer.checkpoint.pace import AT_ONCE, Pace
 from syncer.gather import advance, gather
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -32,13 +33,6 @@ BLOCK_BYTES = 4096
 MEMORY_BLOCK_BYTES = 512
 """Alignment of memory that most devices accept; what they say of it is obeyed."""
 
-Pace = Callable[[int], None]
-"""Called before so many bytes go on; returns when they may."""
-
-
-def at_once(size_bytes: int) -> None:
-    """The pace of a write that somebody waits for."""
-
 
 class Pieces:
     """The bytes of one new file, from front to back.
@@ -49,7 +43,7 @@ class Pieces:
     """
 
     def __init__(self, files: Files, *, direct: bool = False,
-                 beside: Callable[[Work, str], Work] = beside, pace: Pace = at_once):
+                 beside: Callable[[Work, str], Work] = beside, pace: Pace = AT_ONCE):
         self.files = files
         self.descriptor = -1
         """Whoever has created the file says so before the first byte."""
@@ -105,7 +99,7 @@ class Pieces:
         if not self.waiting:
             return
         parts, total, self.parts, self.waiting = self.parts, self.waiting, [], 0
-        self.pace(total)
+        self.pace.write(total)
         self._write(parts, self.written)
         self.written += total
         if not self.direct and self.written % PIECE_BYTES == 0:

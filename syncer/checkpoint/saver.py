@@ -7,6 +7,7 @@ lands later. The caller hears of each one exactly once.
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.history import Aside, History
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.marker import remove_marker, write_marker
+from syncer.checkpoint.pace import AT_ONCE, GivingWay
 from syncer.checkpoint.trouble import RETRY_PAUSE_S
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import CheckpointError
@@ -53,20 +55,23 @@ class Saver:
     """Writes the checkpoints of one run to `path`, or to where that leads as a symbolic link.
 
     keep: so many of those before it stay as `<path>.step-<t>` (history.py). A marker lies beside
-    the name as it was given. retries: passing errors of one save that are tried again. warn: told,
+    the name as it was given. retries: passing errors of one save that are tried again. rate: bytes
+    that a save which gives way writes in a second, None: what the disk takes. warn: told,
     on the lane, of what did not go well but is no failure.
     lane: where it writes; by default a thread that it starts. first: called once, with the
     contract of the run, behind the first file and as a part of its save.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, form: str = SAFETENSORS, keep: int = 0,
-                 retries: int = 1, direct: bool = False, files: Files = FILES,
-                 lane: Lane | None = None, pause_s: float = RETRY_PAUSE_S,
+                 retries: int = 1, direct: bool = False, rate: int | None = None,
+                 files: Files = FILES, lane: Lane | None = None,
+                 pause_s: float = RETRY_PAUSE_S,
                  warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None,
                  first: Callable[[bytes, Files], None] | None = None):
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
         self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
+        self.rate, self.hastened = rate, threading.Event()
         self.files, self.pause_s, self.warn = files, pause_s, warn
         self.first = first
         self.lane = lane or Lane()
@@ -89,19 +94,26 @@ class Saver:
              let_go: bool = False) -> None:
         """Write the cut behind whatever is being written; then `done(outcome)` on the lane.
 
-        mark: it is the final one of a marked run. let_go: the save gives way to the rounds, and
-        once it could not begin anew in any case (no retry left) each version is given back as soon
-        as it is written.
+        mark: it is the final one of a marked run. let_go: the save gives way to the rounds until
+        `hasten`, and once it could not begin anew in any case (no retry left) each version is given
+        back as soon as it is written.
         """
+        if let_go:
+            self.hastened.clear()
         self.jobs.append(_Job(kind, cut, done, mark, let_go))
-        self.lane.submit(self._next, gives_way=let_go)
+        self.lane.submit(self._next)
+
+    def hasten(self) -> None:
+        """Somebody waits for the save that gives way: it does no longer, and has no rate."""
+        self.hastened.set()
 
     def write_now(self, cut: Cut) -> None:
         """Write the cut before anything else, on the caller's thread. Raises `CheckpointError`."""
         self._write(_Job("", cut, lambda outcome: None, False, False))
 
     def close(self) -> None:
-        """Wait for everything that was asked for, then end the lane."""
+        """Wait for everything that was asked for, which gives way no longer, then end the lane."""
+        self.hasten()
         self.lane.close()
 
     def _next(self) -> None:
@@ -125,12 +137,14 @@ class Saver:
     def _write(self, job: _Job) -> int:
         files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
         step, old = job.cut.facts.step, self.standing
+        pace = GivingWay(self.lane, self.hastened, self.rate) if job.let_go else AT_ONCE
         retire = partial(self._retire, old, step) if (
             self.keep and old is not None and old < step) else None
         written = written_anew(
             lambda patient: write_checkpoint(
                 self.shown, job.cut, self.form, files=patient, direct=self.direct, retire=retire,
-                let_go=job.let_go and not files.left, beside=self.lane.beside), files)
+                let_go=job.let_go and not files.left, beside=self.lane.beside,
+                pace=pace), files)
         self.standing = step
         if self.first is not None:
             self.first(job.cut.facts.contract, files)

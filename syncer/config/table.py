@@ -96,6 +96,7 @@ CAPACITY, COUNT = Need("quorum_capacity"), Need("quorum_capacity", off=True)
 GRACE = Need("grace_ms", words="--grace-ms above 0")
 EARLY = Need("quorum", below="learners", also="quorum_capacity")
 WEIGHTS = Need("robust", off=True)
+BACKGROUND = Need("background_checkpoint")
 A_FILE = Need("checkpoint_path", words="--checkpoint-path or --final-state", also="final_state")
 CHECKPOINT, PLACE = Need("checkpoint_path"), Need("checkpoint_path", refused=True)
 RESUME, TAPE, NO_KEY = Need("resume"), Need("event_tape"), Need("island_hmac_key", off=True)
@@ -187,6 +188,10 @@ class Config(Remarked):
     checkpoint_direct: bool = setting(default=False, row=Option(
         "checkpoint", SWITCH, "write past the page cache, where the file system can",
         needs=(CHECKPOINT,)))
+    checkpoint_rate: int | None = setting(default=None, row=Option(
+        "checkpoint", Whole(1, 10**15), "bytes that --background-checkpoint writes in a second, "
+        "until the next checkpoint is due or the run ends", metavar="BYTES",
+        unset="what rounds and disk leave", needs=(CHECKPOINT, BACKGROUND)))
     learner_budget_steps: int | None = setting(default=None, row=Option(
         "checkpoint", Whole(1, U32),
         "for benchmarks: when every learner has taken B steps, write an unmarked checkpoint and "

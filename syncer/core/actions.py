@@ -192,6 +192,13 @@ class Save(NamedTuple):
     """Rounds go on meanwhile: each version may be let go as soon as it is written."""
 
 
+class Hasten(NamedTuple):
+    """The `Save` in the background that is under way gives way to the rounds no longer."""
+
+    step: int
+    """Of its cut."""
+
+
 class SendFinal(NamedTuple):
     """Send FINAL_FRAGMENT of every fragment, then FINAL_MANIFEST."""
 
@@ -238,6 +245,6 @@ class Exit(NamedTuple):
 
 Action = (
     Admit | Refuse | Close | Release | AdoptInit | CatchUp | Pull | OpenFold | Fold | Park | Unpark
-    | StartMerge | Publish | Broadcast | Save | SendFinal | SendShutdown | Notice | Log | Record
-    | Exit
+    | StartMerge | Publish | Broadcast | Save | Hasten | SendFinal | SendShutdown | Notice | Log
+    | Record | Exit
 )

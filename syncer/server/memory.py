@@ -120,9 +120,10 @@ def moving_bytes(parts: dict[str, int]) -> int:
 
 
 def kept_max(parts: dict[str, int]) -> int:
-    """Free memory that stays with the process: what rounds use, and some more so that none of it is
-    given back and faulted in again. What slow readers have held is."""
-    return moving_bytes(parts) * 5 // 4 + WORKING_BYTES
+    """Free memory that stays with the process: what rounds use, with what a checkpoint in the
+    background keeps alive meanwhile, and some more so that none of it is given back and faulted in
+    again. What slow readers have held is."""
+    return moving_bytes(parts) * 5 // 4 + parts["checkpoint"] + WORKING_BYTES
 
 
 def slow_learners_max(config: Config, layout: Layout, dtype: int) -> int:

@@ -102,6 +102,7 @@ class Persistence:
                 self.saver = Saver(
                     path, form=config.checkpoint_format, keep=config.checkpoint_keep,
                     retries=config.checkpoint_retries, direct=config.checkpoint_direct,
+                    rate=config.checkpoint_rate,
                     files=files, lane=self.lane,
                     warn=lambda text, fields: log.warning(text, **fields),
                     first=None if self.resumption else self._write_epoch)
@@ -299,6 +300,13 @@ class Persistence:
             mark = action.kind is SaveKind.FINAL and self.config.mark_final_checkpoint
             self.saver.save(action.kind, cut, finished, let_go=action.background, mark=mark)
 
+    def hasten(self, action: actions.Hasten) -> None:
+        """Another save waits for the one in the background."""
+        if self.saver is not None:
+            self.log.info("a checkpoint in the background gives way no longer, as another waits",
+                          step=action.step)
+            self.saver.hasten()
+
     def _write_final_state(self, action: actions.Save,
                            versions: Sequence[FragmentVersion]) -> Outcome:
         assert self.lane is not None
@@ -344,7 +352,9 @@ class Persistence:
     def close(self, step: int | None = None) -> None:
         """Wait for a write that is under way, then give the path back. step: the last one of a run
         that has come to its end."""
-        if self.lane is not None:
+        if self.saver is not None:
+            self.saver.close()
+        elif self.lane is not None:
             self.lane.close()
         if step is not None:
             self._settle(step)

@@ -138,7 +138,8 @@ class RunSession:
             actions.AdoptInit: self._adopt_init,
             actions.OpenFold: merging.open_fold, actions.Fold: merging.fold,
             actions.StartMerge: start_merge, actions.Publish: self._publish,
-            actions.Save: self._save, actions.Record: self._record, actions.Notice: self._notice,
+            actions.Save: self._save, actions.Hasten: self.parts.persistence.hasten,
+            actions.Record: self._record, actions.Notice: self._notice,
             **outgoing.owners(),
         }
 

@@ -50,7 +50,7 @@ for _name in [name for name in vars(Files) if not name.startswith("_")]:
 class Direct:
     """A lane that runs everything at once."""
 
-    def submit(self, work, *, gives_way=False):
+    def submit(self, work):
         work()
 
     def beside(self, work, name):

@@ -15,7 +15,7 @@ from syncer.checkpoint.pieces import CALL_BYTES, PIECE_BYTES
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.layout import FragmentLayout, Layout
-from tests.checkpoint.cuts import LARGE, Faulty, failure_of, make_cut, names_in
+from tests.checkpoint.cuts import LARGE, Cached, Faulty, failure_of, make_cut, names_in
 
 
 def test_short_writes_are_continued(tmp_path):
@@ -93,13 +93,6 @@ def test_a_header_of_more_than_one_piece_is_rewritten_in_pieces(tmp_path, monkey
     fragments = tuple(FragmentLayout(0, (40,)) for _ in range(100))
     cut = make_cut(4, layout=Layout(fragments))
     write_checkpoint(tmp_path / "cached", cut)
-
-    class Cached(Files):
-        def create(self, path, *, direct=False):
-            return super().create(path)
-
-        def end_direct(self, descriptor):
-            pass
 
     write_checkpoint(tmp_path / "direct", cut, files=Cached(), direct=True)
     assert (tmp_path / "direct").read_bytes() == (tmp_path / "cached").read_bytes()

@@ -13,10 +13,12 @@ import pytest
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.lane import BACKGROUND_NICE, Lane
 from syncer.checkpoint.marker import marker_path
+from syncer.checkpoint.pieces import PIECE_BYTES
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.saver import Outcome, Saver
 from syncer.checkpoint.writer import write_checkpoint
-from tests.checkpoint.cuts import Faulty, copy_of, make_cut, names_in
+from syncer.layout import FragmentLayout, Layout
+from tests.checkpoint.cuts import Cached, Faulty, copy_of, make_cut, names_in
 
 PATIENCE_S = 60.0
 
@@ -197,9 +199,13 @@ class SlowWorld(Lane):
         self.waiting = []
         self.time_s = 0.0
         self.besides = []
+        self.gave_way = 0
 
-    def submit(self, work, *, gives_way=False):
-        self.waiting.append((work, gives_way))
+    def submit(self, work):
+        self.waiting.append(work)
+
+    def give_way(self, hastened):
+        self.gave_way += 1
 
     def beside(self, work, name):
         self.besides.append(name)
@@ -227,12 +233,14 @@ def test_a_saver_runs_on_the_lane_it_is_given(tmp_path):
     saver.save("final", cuts[1], told.append, mark=True)
     assert not told
     assert not names_in(tmp_path)
-    (first, aside), (second, not_aside) = lane.waiting
-    assert (aside, not_aside) == (True, False)
+    first, second = lane.waiting
     first()
+    asked = lane.gave_way
+    assert asked, "whether others need the time"
     assert [(o.step, o.seconds, o.error) for o in told] == [(8, 40.0, None)]
     second()
     assert [(o.step, o.seconds, o.error) for o in told[1:]] == [(9, 0.0, None)]
+    assert lane.gave_way == asked, "somebody waits for this one"
     assert lane.besides == ["syncer-checkpoint-digest"] * 2
     assert set(threading.enumerate()) <= threads
     write_checkpoint(tmp_path / "alone", cuts[1])
@@ -379,20 +387,91 @@ def test_a_file_is_read_without_further_threads(tmp_path, no_more_threads, monke
         one.params.tobytes() for one in make_cut(8).fragments]
 
 
-def test_a_write_in_the_background_gives_way(tmp_path, outcomes):
-    """Its thread is nicer than the others; a write that somebody waits for is not."""
+def test_who_says_that_there_is_time_is_nicer_than_the_others(tmp_path, outcomes):
+    """And nobody else: what writes would keep everybody waiting while it holds the lock of the
+    interpreter."""
     if sys.platform != "linux":
         pytest.skip("niceness of a single thread is known on Linux only")
-    seen = []
+    seen = {}
 
     class Watching(Files):
         def sync(self, descriptor):
-            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            for thread in threading.enumerate():
+                if thread.name.startswith("syncer-checkpoint"):
+                    seen[thread.name] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
             super().sync(descriptor)
 
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     saver = saver_of(tmp_path, files=Watching())
     run_one(saver, copy_of(make_cut(8)), outcomes, let_go=True)
-    run_one(saver, make_cut(9), outcomes)
+    assert seen == {"syncer-checkpoint": usual,
+                    "syncer-checkpoint-usher": min(19, usual + BACKGROUND_NICE)}
     saver.close()
-    assert seen == [max(usual, BACKGROUND_NICE), usual]
+    assert not [thread for thread in threading.enumerate()
+                if thread.name.startswith("syncer-checkpoint")]
+
+
+class Busy(Lane):
+    """Others leave no time at all: whoever gives way waits until somebody waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gives_way = threading.Event()
+
+    def give_way(self, hastened):
+        self.gives_way.set()
+        while not hastened():
+            self.pause(0.001)
+
+
+def test_a_write_that_gives_way_to_all_ends_once_somebody_waits(tmp_path, outcomes):
+    lane = Busy()
+    saver = saver_of(tmp_path, lane=lane)
+    saver.save("periodic", copy_of(make_cut(8)), outcomes.put, let_go=True)
+    assert lane.gives_way.wait(PATIENCE_S)
+    assert outcomes.empty()
+    saver.hasten()
+    assert outcomes.get(timeout=PATIENCE_S).error is None
+    saver.save("periodic", copy_of(make_cut(9)), outcomes.put, let_go=True)
+    lane.gives_way.clear()
+    assert lane.gives_way.wait(PATIENCE_S), "the next one gives way again"
+    saver.hasten()
+    assert outcomes.get(timeout=PATIENCE_S).error is None
+    saver.close()
+
+
+class Clocked(SlowWorld):
+    """Time passes in pauses alone, and somebody begins to wait at `waits_at_s`."""
+
+    def __init__(self, waits_at_s=float("inf")):
+        super().__init__()
+        self.waits_at_s = waits_at_s
+        self.saver = None
+
+    def pause(self, seconds):
+        super().pause(seconds)
+        if self.time_s >= self.waits_at_s:
+            self.saver.hasten()
+
+
+RATED = Layout((FragmentLayout(0, (2 * PIECE_BYTES // 8,)),) * 4)
+"""State of 64 MiB."""
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize(("given", "least_s", "most_s"), [
+    ((8 * 2**20, True, float("inf")), 7.0, 8.1), ((8 * 2**20, True, 3.0), 3.0, 3.1),
+    ((8 * 2**20, False, float("inf")), 0.0, 0.0), ((None, True, float("inf")), 0.0, 0.0),
+    ((10**15, True, float("inf")), 0.0, 0.01)])
+def test_a_write_has_a_rate_until_somebody_waits(tmp_path, given, least_s, most_s, direct):
+    """64 MiB, of which the last piece need not be waited for."""
+    rate, let_go, waits_at_s = given
+    cut, told, lane = make_cut(8, layout=RATED), [], Clocked(waits_at_s)
+    lane.saver = saver = Saver(tmp_path / "c", lane=lane, rate=rate, direct=direct, files=Cached())
+    saver.save("periodic", copy_of(cut), told.append, let_go=let_go)
+    lane.waiting.pop()()
+    assert told[0].error is None
+    assert least_s <= told[0].seconds <= most_s
+    write_checkpoint(tmp_path / "alone", cut)
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
+    saver.close()

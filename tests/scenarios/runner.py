@@ -233,6 +233,7 @@ class Scenario:
             f"publish t{a.step} p{a.fragment} = {s.driver.values[a.fragment]:g}"),
         act.Broadcast: lambda s, a: f"broadcast p{a.fragment} v{a.version} -> {members(a.members)}",
         act.Save: lambda s, a: f"save {a.kind} t{a.step}",
+        act.Hasten: lambda s, a: f"hasten the save of t{a.step}",
         act.SendFinal: lambda s, a: f"final cut t{a.step} -> {a.learner}.{a.generation}",
         act.Notice: lambda s, a: f"notice {a.code.value} -> {members(a.members)}",
         act.SendShutdown: lambda s, a: f"shutdown -> {members(a.members)}",

@@ -94,7 +94,8 @@ def draw_checkpoints(rng: random.Random) -> dict[str, Any]:
             "checkpoint_format": rng.choice(["safetensors", "yeto-v3"]),
             "checkpoint_keep": rng.choice([0, 0, 2]),
             "checkpoint_retries": rng.choice([0, 1, 3]),
-            "checkpoint_direct": rng.random() < 0.1}
+            "checkpoint_direct": rng.random() < 0.1,
+            "checkpoint_rate": rng.choice([None, 1000, 100_000]) if kind == "background" else None}
 
 
 def draw_door(rng: random.Random) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from syncer.checkpoint.lane import Lane, Work
-from tests.sim.clock import SECOND, World
+from tests.sim.clock import MS, SECOND, World
 
 
 class Killed(BaseException):
@@ -89,7 +89,7 @@ class SimLane(Lane):
         self.strand: Strand | None = None
         self.dead = False
 
-    def submit(self, work: Work, *, gives_way: bool = False) -> None:
+    def submit(self, work: Work) -> None:
         self.works.append(work)
         if self.strand is None:
             self._next()
@@ -108,6 +108,12 @@ class SimLane(Lane):
             return lambda: None
         left = [work]
         return lambda: left.pop()() if left else None
+
+    def give_way(self, hastened: Callable[[], bool]) -> None:
+        """Others are slow to leave time, until somebody waits."""
+        for _ in range(self.world.rng.randrange(4)):
+            if not hastened():
+                self.passes(self.world.between(0, 20) * MS)
 
     def now_s(self) -> float:
         return self.world.now_ns / SECOND

@@ -98,7 +98,7 @@ def another(option):
 BY_NAME = {option.name: option for option in OPTIONS}
 ON = {"late_carry": True, "quorum_capacity": 0.5, "checkpoint_path": "c", "resume": True,
       "grace_ms": 1000, "event_tape": "t", "island_hmac_key": "k",
-      "quorum": 3, "robust": "median"}
+      "quorum": 3, "robust": "median", "background_checkpoint": True}
 TLS_FILES = ("tls_cert", "tls_key", "tls_client_ca")
 """All of them, or none."""
 OFF = {"delta_correction": "none", "outer_optimizer": "sgd", "grace_ms": 0}

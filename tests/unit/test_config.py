@@ -106,7 +106,8 @@ def test_a_resumed_run_saves_the_hash_of_a_fresh_one():
 
 @pytest.mark.parametrize("change", [
     dict(checkpoint_path="d"), dict(background_checkpoint=True), dict(checkpoint_format="yeto-v3"),
-    dict(checkpoint_keep=3), dict(checkpoint_retries=3), dict(checkpoint_direct=True)])
+    dict(checkpoint_keep=3), dict(checkpoint_retries=3), dict(checkpoint_direct=True),
+    dict(background_checkpoint=True, checkpoint_rate=10**6)])
 def test_how_a_checkpoint_is_written_leaves_the_hash(change):
     plain = config(checkpoint_path="c")
     assert config(**dict(checkpoint_path="c") | change).profile_hash == plain.profile_hash

@@ -155,6 +155,8 @@ cdef class Committing(Excluding):
 
     cdef int save(self, object kind) except -1:
         """Write the current cut, once the write that may be under way has ended."""
+        if self.saves.gives_way():
+            self.emit(act.Hasten(self.saves.step))
         self.saves.wanted = kind
         return self.save_next()
 

@@ -18,6 +18,7 @@ cdef class Saves:
     cdef bint first_due(self)
     cdef bint forgives(self, object kind)
     cdef bint hold_commits(self)
+    cdef bint gives_way(self)
     cdef bint due(self, long long step)
     cdef int start(self, object kind, long long step, bint running) except -1
     cdef object done(self, object error)

@@ -17,6 +17,9 @@ rule 10.6. When a write in the background fails, the run goes on: the file befor
     told, and if a failure is to stop the run, it does when the next write is due, since from then
     on the promise that at most N steps can be lost is broken. The cut of that moment is tried all
     the same: whatever the disk takes is worth having.
+rule 10.10. What is written in the background takes what the rounds leave, which may be very little.
+    From the moment on that something waits for it, commits wait for it, too: then it is as urgent
+    as any other write.
 rule 10.9. A directory that is away for a moment must not end a run of weeks. Where more than one
     step may be lost in any case, a save that fails makes it some more, and the next one makes up
     for it; so only a run that asked for it, or that promised never to lose a step, ends over one.
@@ -48,6 +51,11 @@ cdef class Saves:
     cdef bint first_due(self):
         """Is version 0 still to be written (rule 10.2)?"""
         return self.on and not self.begun
+
+    # rule 10.10
+    cdef bint gives_way(self):
+        """Is there a write under way that has nobody waiting for it so far?"""
+        return self.outstanding is not None and self.in_background and self.wanted is None
 
     # rule 10.9
     cdef bint forgives(self, object kind):
