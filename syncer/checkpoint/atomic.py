@@ -17,7 +17,7 @@ from typing import Any
 
 from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.lane import Work, beside
-from syncer.checkpoint.pace import AT_ONCE, Pace
+from syncer.checkpoint.pace import UNHELD, Tempo
 from syncer.checkpoint.pieces import Pieces
 from syncer.errors import CheckpointError
 
@@ -99,7 +99,7 @@ class AtomicFile:
 
     def __init__(self, path: str | os.PathLike[str], *, size_bytes: int = 0, files: Files = FILES,
                  direct: bool = False, retire: Retire | None = None,
-                 beside: Callable[[Work, str], Work] = beside, pace: Pace = AT_ONCE):
+                 beside: Callable[[Work, str], Work] = beside, pace: Tempo = UNHELD):
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
         self.directory = os.path.dirname(self.path) or "."

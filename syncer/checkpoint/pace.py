@@ -16,7 +16,7 @@ RESTS_S = 0.05
 """A pause for the rate is taken in pieces of so much, so that it ends when somebody waits."""
 
 
-class Pace:
+class Tempo:
     """Of a save that somebody waits for. `write` and `hash` are called before so many bytes are
     written or hashed, and return when they may be."""
 
@@ -27,21 +27,30 @@ class Pace:
         """On one of the threads beside it."""
 
 
-AT_ONCE = Pace()
+UNHELD = Tempo()
 
 
-class GivingWay(Pace):
-    """Of a save in the background, until `hastened` is set.
+class GivingWay(Tempo):
+    """Of the saves in the background, one after the other: each until somebody waits for it.
 
     Only the disk has a rate (bytes a second, None: any). Its threads are like all others, as one
     that were nicer would be kept waiting while it holds the interpreter's lock, and, once somebody
     waits for it, with nobody to hurry it.
     """
 
-    def __init__(self, lane: Lane, hastened: threading.Event, rate: int | None):
-        self.lane, self.hastened, self.rate = lane, hastened, rate
+    def __init__(self, lane: Lane, rate: int | None):
+        self.lane, self.rate = lane, rate
+        self.hastened = threading.Event()
         self.since = {"write": TURN_BYTES, "hash": TURN_BYTES}
         self.due_s = lane.now_s()
+
+    def begin(self) -> None:
+        """Another save will give way."""
+        self.hastened.clear()
+
+    def hasten(self) -> None:
+        """Somebody waits for it: it gives way no longer, and has no rate."""
+        self.hastened.set()
 
     def write(self, size_bytes: int) -> None:
         self._turn("write", size_bytes)

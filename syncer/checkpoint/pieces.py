@@ -17,7 +17,7 @@ import numpy as np
 
 from syncer.checkpoint.files import Files
 from syncer.checkpoint.lane import Work, beside
-from syncer.checkpoint.pace import AT_ONCE, Pace
+from syncer.checkpoint.pace import UNHELD, Tempo
 from syncer.gather import advance, gather
 
 PIECE_BYTES = 8 * 1024 * 1024
@@ -43,7 +43,7 @@ class Pieces:
     """
 
     def __init__(self, files: Files, *, direct: bool = False,
-                 beside: Callable[[Work, str], Work] = beside, pace: Pace = AT_ONCE):
+                 beside: Callable[[Work, str], Work] = beside, pace: Tempo = UNHELD):
         self.files = files
         self.descriptor = -1
         """Whoever has created the file says so before the first byte."""

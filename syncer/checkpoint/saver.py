@@ -7,7 +7,6 @@ lands later. The caller hears of each one exactly once.
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +18,7 @@ from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.history import Aside, History
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.marker import remove_marker, write_marker
-from syncer.checkpoint.pace import AT_ONCE, GivingWay
+from syncer.checkpoint.pace import UNHELD, GivingWay
 from syncer.checkpoint.trouble import RETRY_PAUSE_S
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.errors import CheckpointError
@@ -71,10 +70,10 @@ class Saver:
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
         self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
-        self.rate, self.hastened = rate, threading.Event()
         self.files, self.pause_s, self.warn = files, pause_s, warn
         self.first = first
         self.lane = lane or Lane()
+        self.giving_way = GivingWay(self.lane, rate)
         self.history = History(self.path, keep, files, warn)
         self.standing: int | None = None
         """Step of the file that stands there, if it is of this run."""
@@ -99,13 +98,13 @@ class Saver:
         back as soon as it is written.
         """
         if let_go:
-            self.hastened.clear()
+            self.giving_way.begin()
         self.jobs.append(_Job(kind, cut, done, mark, let_go))
         self.lane.submit(self._next)
 
     def hasten(self) -> None:
         """Somebody waits for the save that gives way: it does no longer, and has no rate."""
-        self.hastened.set()
+        self.giving_way.hasten()
 
     def write_now(self, cut: Cut) -> None:
         """Write the cut before anything else, on the caller's thread. Raises `CheckpointError`."""
@@ -137,7 +136,7 @@ class Saver:
     def _write(self, job: _Job) -> int:
         files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
         step, old = job.cut.facts.step, self.standing
-        pace = GivingWay(self.lane, self.hastened, self.rate) if job.let_go else AT_ONCE
+        pace = self.giving_way if job.let_go else UNHELD
         retire = partial(self._retire, old, step) if (
             self.keep and old is not None and old < step) else None
         written = written_anew(

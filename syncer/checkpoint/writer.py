@@ -17,7 +17,7 @@ from syncer.checkpoint.facts import SAFETENSORS, Cut, Draft
 from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF
 from syncer.checkpoint.lane import Work, beside
-from syncer.checkpoint.pace import AT_ONCE, Pace
+from syncer.checkpoint.pace import UNHELD, Tempo
 from syncer.kernels import Sha256, sha256_update_pair
 
 Progress = Callable[[int, int], None]
@@ -33,7 +33,7 @@ class Digests:
     """
 
     def __init__(self, cut: Cut, beside: Callable[[Work, str], Work], threads: int = 1,
-                 pace: Pace = AT_ONCE):
+                 pace: Tempo = UNHELD):
         self.pace = pace
         self.left = deque(enumerate(cut.fragments))
         self.found: dict[str, str] = {}
@@ -89,7 +89,7 @@ def write_checkpoint(path: str | os.PathLike[str], cut: Cut, form: str = SAFETEN
                      files: Files = FILES, direct: bool = False, let_go: bool = False,
                      progress: Progress | None = None, retire: Retire | None = None,
                      beside: Callable[[Work, str], Work] = beside, threads: int = 1,
-                     pace: Pace = AT_ONCE) -> int:
+                     pace: Tempo = UNHELD) -> int:
     """Replace `path` by the cut, whole and durable; returns the bytes of the file.
 
     let_go: empty `cut.fragments` entry by entry as they are written, so that their memory can be
