@@ -185,6 +185,9 @@ ROWS = (
 
 OTHER = {
     "syncer/reader/pull_screen.py:EVERY_LINE_S": "between two lines about the bytes of one cut",
+    "syncer/checkpoint/lane.py:ASKED_AGAIN_S":
+        "how often a write in the background looks whether somebody waits for it",
+    "syncer/checkpoint/pace.py:RESTS_S": "the same, of one with a rate",
     "syncer/server/catchups.py:TICK_NS": "how often catch-ups are looked at",
     "syncer/server/catchups.py:IDLE_TICK_NS": "the same, while nothing moves",
     "syncer/server/catchups.py:SHIELD_NS": "of a long time of broadcasts, what is theirs alone",

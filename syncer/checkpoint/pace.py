@@ -41,11 +41,14 @@ class GivingWay(Tempo):
     def __init__(self, lane: Lane, rate: int | None):
         self.lane, self.rate = lane, rate
         self.hastened = threading.Event()
-        self.since = {"write": TURN_BYTES, "hash": TURN_BYTES}
-        self.due_s = lane.now_s()
+        self.since: dict[str, int] = {}
+        self.due_s = 0.0
+        self.begin()
 
     def begin(self) -> None:
         """Another save will give way."""
+        self.since = {"write": TURN_BYTES, "hash": TURN_BYTES}
+        self.due_s = self.lane.now_s()
         self.hastened.clear()
 
     def hasten(self) -> None:

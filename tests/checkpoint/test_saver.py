@@ -432,8 +432,8 @@ def test_a_write_that_gives_way_to_all_ends_once_somebody_waits(tmp_path, outcom
     assert outcomes.empty()
     saver.hasten()
     assert outcomes.get(timeout=PATIENCE_S).error is None
-    saver.save("periodic", copy_of(make_cut(9)), outcomes.put, let_go=True)
     lane.gives_way.clear()
+    saver.save("periodic", copy_of(make_cut(9)), outcomes.put, let_go=True)
     assert lane.gives_way.wait(PATIENCE_S), "the next one gives way again"
     saver.hasten()
     assert outcomes.get(timeout=PATIENCE_S).error is None
@@ -474,4 +474,16 @@ def test_a_write_has_a_rate_until_somebody_waits(tmp_path, given, least_s, most_
     assert least_s <= told[0].seconds <= most_s
     write_checkpoint(tmp_path / "alone", cut)
     assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
+    saver.close()
+
+
+def test_what_was_hastened_is_not_waited_for_later(tmp_path):
+    """The next save begins anew: at its rate, not behind what the last one wrote beyond that."""
+    told, lane = [], Clocked(waits_at_s=1.0)
+    lane.saver = saver = Saver(tmp_path / "c", lane=lane, rate=PIECE_BYTES)
+    for step in (8, 9):
+        saver.save("periodic", make_cut(step, layout=RATED), told.append, let_go=True)
+        lane.waiting.pop()()
+        lane.waits_at_s = float("inf")
+    assert [round(outcome.seconds) for outcome in told] == [1, 8]
     saver.close()
