@@ -60,6 +60,7 @@ KERNELS = {
         ("check_faint.c", []),
         ("merge_fragment.c", ["openmp"]),
         ("merge_threads.c", ["openmp"]),
+        ("merge_places.c", []),
         ("merge_correct.c", []),
         ("merge_trim.c", []),
         ("merge_fold.c", []),

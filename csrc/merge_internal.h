@@ -7,6 +7,7 @@
  * order is that of the threads.
  *
  *   merge_threads.c   who takes which tensor and which block
+ *   merge_places.c    on which cores, where that matters
  *   merge_correct.c   norms and HeLoCo: what each gradient is when it enters a sum
  *   merge_fragment.c  the merged gradient and the outer step
  *   merge_trim.c      the merged gradient without outliers

@@ -8,6 +8,7 @@
  * Blocks and tensors are handed out as threads ask for them. A fixed share would be cheaper to give
  * out, but on a machine that does other things too everybody then waits for the thread that was held
  * up. No result depends on who takes what (merge_internal.h), so this is free to follow the clock.
+ * Only where threads have places (merge_places.c) everybody takes the same share every time.
  */
 #include "float_mode.h"
 #include "merge_internal.h"
@@ -24,6 +25,11 @@ void sm_spread(sm_pass_fn pass, void *job, const sm_task *task) {
         return;
     }
 #ifdef _OPENMP
+    if (sm_placed()) {
+#pragma omp for schedule(static)
+        for (size_t b = 0; b < blocks; b++) pass(job, task, b);
+        return;
+    }
 #pragma omp for schedule(dynamic, 2)
 #endif
     for (size_t b = 0; b < blocks; b++) pass(job, task, b);
@@ -40,6 +46,12 @@ void sm_once(sm_finish_fn finish, void *job, const sm_task *task) {
     finish(job, task);
 }
 
+/* The tensors of one share that is not cut further. */
+static void alone(sm_tensor_fn fn, void *job, sm_task *whole, size_t share) {
+    const size_t *range = whole->plan->whole + 2 * share;
+    for (whole->tensor = range[0]; whole->tensor < range[1]; whole->tensor++) fn(job, whole);
+}
+
 /* What one thread of the team does. The shared tensors come first, while nobody is ahead; then each
  * thread takes whole ones until there are none, and only the end of the region waits for all. */
 static void serve(sm_crew *crew, sm_tensor_fn fn, void *job, int thread) {
@@ -48,17 +60,22 @@ static void serve(sm_crew *crew, sm_tensor_fn fn, void *job, int thread) {
     float *scratch = crew->scratch + (size_t)thread * crew->scratch_stride;
     sm_task shared = {plan, &crew->shared, 0, scratch, 1};
     sm_task whole = {plan, &crew->own[thread], 0, scratch, 0};
+    if (sm_placed()) sm_take_place(thread, crew->threads);
     for (size_t i = 0; i < plan->shared_count; i++) {
         shared.tensor = plan->shared[i];
         fn(job, &shared);
     }
+    if (sm_placed()) {
+#ifdef _OPENMP
+#pragma omp for schedule(static) nowait
+#endif
+        for (size_t i = 0; i < plan->whole_count; i++) alone(fn, job, &whole, i);
+    } else {
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 1) nowait
 #endif
-    for (size_t i = 0; i < plan->whole_count; i++)
-        for (whole.tensor = plan->whole[2 * i]; whole.tensor < plan->whole[2 * i + 1];
-             whole.tensor++)
-            fn(job, &whole);
+        for (size_t i = 0; i < plan->whole_count; i++) alone(fn, job, &whole, i);
+    }
     sk_mode_leave(mode);
 }
 

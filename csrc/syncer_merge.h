@@ -89,6 +89,14 @@ typedef struct {
 /* Sum over the tensors, in order, of the blocked sums in a row of [blocks]. */
 double sm_total(const sm_plan *plan, const double *row);
 
+/* Places of threads: cores that share memory. None or one: threads run anywhere and take what comes;
+ * otherwise every merge is shared out in the same way. Set before the first merge. */
+#define SM_PLACES_MAX 64
+void sm_places_clear(void);
+int sm_place_add(const int *cores, size_t count); /* 0 if there is no room, or no such core */
+int sm_placed(void);
+void sm_take_place(int thread, int threads); /* of the calling thread, `thread` of a team */
+
 /* ------------------------------------------------------------------ merge */
 
 /* Rows of sm_merge_job.stats, one block sum per block of the fragment: first three for each learner

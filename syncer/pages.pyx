@@ -8,6 +8,9 @@ ranges are moved into one place (mremap: neither copied nor faulted). The system
 only when more are in use than ever before. Received bytes, decoded pushes, results of merges and
 encoded broadcasts, which take turns, so share one memory.
 
+Where each page is to stay with the threads that use it (`keep_apart`), blocks that last have a
+stock of their own.
+
 Must not know what a block holds. Needs the GIL, which is the lock of all this; no Python code runs
 in between, so a block may come back on any thread.
 """
@@ -77,9 +80,12 @@ cdef struct Range:
     char* start
     size_t bytes
 
-cdef Range* ranges = NULL  # free, in order of their addresses; neighbours are one
-cdef Py_ssize_t range_count = 0
-cdef Py_ssize_t range_room = 0
+cdef struct Stock:
+    Range* ranges          # free, in order of their addresses; neighbours are one
+    Py_ssize_t count, room
+
+cdef Stock stocks[2]       # of all blocks; of the lasting ones, where they are kept apart
+cdef bint apart = False
 cdef size_t used = 0       # bytes of blocks
 cdef size_t kept = 0       # bytes of free ranges
 cdef size_t kept_max = KEPT_BYTES_MAX
@@ -108,6 +114,13 @@ def keep_at_most(size_t bytes_max):
 def free_kept():
     """Give all free pages back to the system: memory is short."""
     shrink(0)
+
+
+def keep_apart(bint yes=True):
+    """Lasting blocks and others share no pages from now on: each page stays where it was written
+    first, which is where the thread runs that will use it again."""
+    global apart
+    apart = yes
 
 
 def spread(numbers):
@@ -141,30 +154,30 @@ cdef inline size_t up(size_t bytes, size_t unit) noexcept:
     return (bytes + unit - 1) // unit * unit
 
 
-cdef void drop_range(Py_ssize_t index) noexcept:
-    global range_count
-    range_count -= 1
-    memmove(&ranges[index], &ranges[index + 1], (range_count - index) * sizeof(Range))
+cdef void drop_range(Stock* stock, Py_ssize_t index) noexcept:
+    stock.count -= 1
+    memmove(&stock.ranges[index], &stock.ranges[index + 1],
+            (stock.count - index) * sizeof(Range))
 
 
-cdef void cut(Py_ssize_t index, char* start, size_t bytes) noexcept:
+cdef void cut(Stock* stock, Py_ssize_t index, char* start, size_t bytes) noexcept:
     """Takes this part out of a free range that holds it."""
     global kept
-    cdef Range whole = ranges[index]
+    cdef Range whole = stock.ranges[index]
     cdef size_t before = start - whole.start, behind = whole.bytes - before - bytes
     kept -= whole.bytes
-    drop_range(index)
+    drop_range(stock, index)
     if behind:
-        add_range(start + bytes, behind)
+        add_range(stock, start + bytes, behind)
     if before:
-        add_range(whole.start, before)
+        add_range(stock, whole.start, before)
 
 
-cdef void add_range(char* start, size_t bytes) noexcept:
+cdef void add_range(Stock* stock, char* start, size_t bytes) noexcept:
     """Pages that are free from now on; neighbours become one range."""
-    global ranges, range_count, range_room, kept
-    cdef Py_ssize_t low = 0, high = range_count, middle
-    cdef Range* grown
+    global kept
+    cdef Py_ssize_t low = 0, high = stock.count, middle
+    cdef Range* ranges = stock.ranges
     while low < high:
         middle = (low + high) // 2
         if ranges[middle].start < start:
@@ -172,46 +185,54 @@ cdef void add_range(char* start, size_t bytes) noexcept:
         else:
             high = middle
     cdef bint joins_left = low > 0 and ranges[low - 1].start + ranges[low - 1].bytes == start
-    cdef bint joins_right = low < range_count and start + bytes == ranges[low].start
+    cdef bint joins_right = low < stock.count and start + bytes == ranges[low].start
     kept += bytes
     if joins_left:
         ranges[low - 1].bytes += bytes
         if joins_right:
             ranges[low - 1].bytes += ranges[low].bytes
-            drop_range(low)
+            drop_range(stock, low)
         return
     if joins_right:
         ranges[low].start = start
         ranges[low].bytes += bytes
         return
-    if range_count == range_room:
-        grown = <Range*>realloc(ranges, (2 * range_room + 64) * sizeof(Range))
-        if grown == NULL:  # no room to remember them
+    if stock.count == stock.room:
+        ranges = <Range*>realloc(ranges, (2 * stock.room + 64) * sizeof(Range))
+        if ranges == NULL:  # no room to remember them
             kept -= bytes
             munmap(start, bytes)
             return
-        ranges, range_room = grown, 2 * range_room + 64
-    memmove(&ranges[low + 1], &ranges[low], (range_count - low) * sizeof(Range))
+        stock.ranges, stock.room = ranges, 2 * stock.room + 64
+    memmove(&ranges[low + 1], &ranges[low], (stock.count - low) * sizeof(Range))
     ranges[low].start, ranges[low].bytes = start, bytes
-    range_count += 1
+    stock.count += 1
 
 
 cdef void shrink(size_t bytes_max) noexcept:
     """Gives free pages back to the system, of the largest ranges first."""
     global kept
-    cdef Py_ssize_t i, largest
+    cdef Py_ssize_t i, index = 0
+    cdef int which
+    cdef Stock* stock
+    cdef Stock* owner = NULL
+    cdef Range* largest
     cdef size_t less
-    while kept > bytes_max and range_count:
-        largest = 0
-        for i in range(1, range_count):
-            if ranges[i].bytes > ranges[largest].bytes:
-                largest = i
-        less = min(up(kept - bytes_max, GRAIN), ranges[largest].bytes)
-        ranges[largest].bytes -= less
+    while kept > bytes_max:
+        largest = NULL
+        for which in range(2):
+            stock = &stocks[which]
+            for i in range(stock.count):
+                if largest == NULL or stock.ranges[i].bytes > largest.bytes:
+                    owner, index, largest = stock, i, &stock.ranges[i]
+        if largest == NULL:
+            return
+        less = min(up(kept - bytes_max, GRAIN), largest.bytes)
+        largest.bytes -= less
         kept -= less
-        munmap(ranges[largest].start + ranges[largest].bytes, less)
-        if not ranges[largest].bytes:
-            drop_range(largest)
+        munmap(largest.start + largest.bytes, less)
+        if not largest.bytes:
+            drop_range(owner, index)
 
 
 cdef char* map_pages(size_t bytes) noexcept:
@@ -244,7 +265,7 @@ cdef void prepare(char* at, size_t bytes) noexcept:
         syncer_interleave(at, bytes, nodes, NODE_WORDS * WORD)
 
 
-cdef size_t gather(char* at, size_t bytes) noexcept:
+cdef size_t gather(Stock* stock, char* at, size_t bytes) noexcept:
     """Moves free huge pages to `at`, of the smallest ranges first, until there are no more or all
     is full. Returns how many bytes of new memory are left behind them."""
     cdef size_t moved = 0
@@ -252,46 +273,50 @@ cdef size_t gather(char* at, size_t bytes) noexcept:
     cdef Py_ssize_t i, smallest
     while moved < bytes:
         smallest = -1
-        for i in range(range_count):
-            if whole_pages(i) and (smallest < 0 or ranges[i].bytes < ranges[smallest].bytes):
+        for i in range(stock.count):
+            if has_page(&stock.ranges[i]) and (
+                smallest < 0 or stock.ranges[i].bytes < stock.ranges[smallest].bytes
+            ):
                 smallest = i
         if smallest < 0:
             break
-        start = <char*>up(<uintptr_t>ranges[smallest].start, PAGE)
+        start = <char*>up(<uintptr_t>stock.ranges[smallest].start, PAGE)
         # every mapping is of whole pages: one of them never lies in two
         if not syncer_move(start, at + moved):
             break
-        cut(smallest, start, PAGE)
+        cut(stock, smallest, start, PAGE)
         moved += PAGE
     return bytes - moved
 
 
-cdef size_t whole_pages(Py_ssize_t index) noexcept:
-    """Bytes of the whole huge pages in a free range."""
-    cdef size_t first = up(<uintptr_t>ranges[index].start, PAGE)
-    cdef size_t end = (<uintptr_t>ranges[index].start + ranges[index].bytes) // PAGE * PAGE
-    return end - first if end > first else 0
+cdef bint has_page(const Range* free_range) noexcept:
+    """Whether a whole huge page is in it."""
+    return (up(<uintptr_t>free_range.start, PAGE) + PAGE
+            <= <uintptr_t>free_range.start + free_range.bytes)
 
 
-cdef void* take_block(size_t bytes, bint* zero) noexcept:
+cdef void* take_block(size_t bytes, bint* zero, bint lasting) noexcept:
     """Memory for so many bytes, aligned to a cache line; NULL if there is none. zero: set if all of
-    it is +0; otherwise what is in it is unspecified."""
+    it is +0; otherwise what is in it is unspecified. lasting: of a fragment, not of a message."""
     global used
+    cdef Stock* stock = &stocks[lasting and apart]
     cdef void* small = NULL
     cdef char* start
     cdef Py_ssize_t i, best = -1
-    cdef size_t size = up(bytes, GRAIN), mapped = up(bytes, PAGE), fresh
+    cdef size_t size = up(bytes, GRAIN), mapped = up(bytes, PAGE)
     zero[0] = False
     if bytes < GRAIN:
         return NULL if posix_memalign(&small, 64, bytes) else small
     if mapped < bytes:
         return NULL
-    for i in range(range_count):
-        if ranges[i].bytes >= size and (best < 0 or ranges[i].bytes < ranges[best].bytes):
+    for i in range(stock.count):
+        if stock.ranges[i].bytes >= size and (
+            best < 0 or stock.ranges[i].bytes < stock.ranges[best].bytes
+        ):
             best = i
     if best >= 0:
-        start = ranges[best].start
-        cut(best, start, size)
+        start = stock.ranges[best].start
+        cut(stock, best, start, size)
         used += size
         return start
     start = map_pages(mapped)
@@ -300,15 +325,14 @@ cdef void* take_block(size_t bytes, bint* zero) noexcept:
         start = map_pages(mapped)
     if start == NULL:
         return NULL
-    fresh = gather(start, mapped)
-    zero[0] = fresh == mapped
+    zero[0] = gather(stock, start, mapped) == mapped
     used += size
     if mapped > size:
-        add_range(start + size, mapped - size)
+        add_range(stock, start + size, mapped - size)
     return start
 
 
-cdef void give_block(void* memory, size_t bytes) noexcept:
+cdef void give_block(void* memory, size_t bytes, bint lasting) noexcept:
     """A block that `take_block` gave for so many bytes is free again."""
     global used
     if memory == NULL:
@@ -317,6 +341,6 @@ cdef void give_block(void* memory, size_t bytes) noexcept:
         free(memory)
         return
     used -= up(bytes, GRAIN)
-    add_range(<char*>memory, up(bytes, GRAIN))
+    add_range(&stocks[lasting and apart], <char*>memory, up(bytes, GRAIN))
     if kept > kept_max:
         shrink(kept_max)

@@ -1,4 +1,4 @@
-"""What this machine lets one process have: cores and memory, also inside of a container.
+"""What this machine lets one process have: cores, memory and its nodes, also inside of a container.
 
 Must not decide what they are used for. Files that are not there, or not as expected, limit nothing.
 """
@@ -10,8 +10,30 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 ROOT = Path("/")
+
+
+class Node(NamedTuple):
+    """A part of the memory, and the cores that are near it."""
+
+    number: int
+    cores: frozenset[int]
+
+
+def memory_nodes(root: Path = ROOT) -> list[Node]:
+    """The nodes whose memory this process may have, with those of their cores that it may use."""
+    folder = root / "sys/devices/system/node"
+    numbers = _numbers_of(_text(folder / "has_memory")) or _numbers_of(_text(folder / "online"))
+    for line in _text(root / "proc/self/status").splitlines():
+        name, _, allowed = line.partition(":")
+        if name == "Mems_allowed_list":
+            numbers &= _numbers_of(allowed)
+    mine = os.sched_getaffinity(0)
+    return [Node(number, frozenset(
+        _numbers_of(_text(folder / f"node{number}" / "cpulist")) & mine))
+        for number in sorted(numbers)]
 
 
 def cores(root: Path = ROOT) -> int:
@@ -63,6 +85,18 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
         yield top / inner
         for parent in inner.parents:
             yield top / parent
+
+
+def _numbers_of(ranges: str) -> set[int]:
+    """`0-3,8` as the kernel writes sets; none if it is something else."""
+    found: set[int] = set()
+    try:
+        for part in ranges.strip().split(","):
+            first, _, last = part.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        return set()
+    return found
 
 
 def _numbers(path: Path) -> list[int]:

@@ -70,12 +70,14 @@ PresetName = Literal["local", "regions", "spot", "reproducible"]
 Auto = Literal["auto"]
 OnError = Literal["stop", "continue"]
 IsoBackend = Literal["scalar"]
+Numa = Literal["spread", "local", "off"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 LEARNER_WEIGHT: Choice[LearnerWeight] = Choice(get_args(LearnerWeight))
 PRESET: Choice[PresetName] = Choice(get_args(PresetName))
 ON_ERROR: Choice[OnError] = Choice(get_args(OnError))
 ISO_BACKEND: Choice[IsoBackend] = Choice(get_args(IsoBackend))
+NUMA: Choice[Numa] = Choice(get_args(Numa))
 LOG_LEVEL: Choice[LogLevel] = Choice(get_args(LogLevel))
 LOG_FORMAT: Choice[LogFormat] = Choice(get_args(LogFormat))
 SWITCH = Switch()
@@ -393,6 +395,9 @@ class Config(Remarked):
         "merge", Whole(1, MERGE_THREADS_MAX),
         "threads of one merge, 1 to 32; the bits are the same for every N", metavar="N",
         unset="one per core, or as many as a CPU quota of the cgroup admits"))
+    numa: Numa = setting(default="off", row=Option(
+        "merge", NUMA, "on several memory nodes: deal pages out to all, or keep threads and what "
+        "they write on one each; the bits are the same"))
     log_level: LogLevel = setting(default="info", row=Option(
         "log", LOG_LEVEL, "least severe level that is logged"))
     log_format: LogFormat = setting(default="text", row=Option(

@@ -124,3 +124,6 @@ cdef extern from "syncer_merge.h" nogil:
     void sm_fold_add(sm_fold_job* job) noexcept
     void sm_norms(sm_norms_job* job) noexcept
     double sm_total(const sm_plan* plan, const double* row) noexcept
+    void sm_places_clear() noexcept
+    int sm_place_add(const int* cores, size_t count) noexcept
+    int sm_placed() noexcept

@@ -17,7 +17,15 @@ from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
 
-from syncer.kernels._merge cimport sm_fold_add, sm_merge, sm_norms, sm_total
+from syncer.kernels._merge cimport (
+    sm_fold_add,
+    sm_merge,
+    sm_norms,
+    sm_place_add,
+    sm_placed,
+    sm_places_clear,
+    sm_total,
+)
 
 from syncer.errors import KernelError
 
@@ -294,6 +302,26 @@ include "_testing.pxi"
 
 
 # ------------------------------------------------------------------ for the merge room
+
+def set_places(places):
+    """Thread i of n of every merge keeps to the cores of place i * len(places) // n from now on,
+    and to its share of each tensor; with fewer than two, threads run anywhere.
+
+    places: lists of cores that share memory, at most 64. Returns whether there are two or more.
+    """
+    cdef int cores[1024]
+    cdef size_t count
+    sm_places_clear()
+    for place in places:
+        count = 0
+        for core in place[:1024]:
+            cores[count] = core
+            count += 1
+        sm_place_add(cores, count)
+    if not sm_placed():
+        sm_places_clear()
+    return bool(sm_placed())
+
 
 cdef void merge_fragment(sm_merge_job *job) noexcept nogil:
     sm_merge(job)

@@ -1,4 +1,5 @@
 cdef class BufferPool:
+    cdef bint lasting
     cdef readonly Py_ssize_t live
     cdef readonly Py_ssize_t live_bytes
 

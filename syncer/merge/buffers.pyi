@@ -19,6 +19,7 @@ class Buffer:
 
 @final
 class BufferPool:
+    def __new__(cls, lasting: bool = False) -> Self: ...
     @property
     def live(self) -> int: ...
     @property

@@ -19,13 +19,14 @@ cdef char* FORMAT = b"f"
 @cython.final
 @cython.no_gc
 cdef class BufferPool:
-    """Counts the buffers in use.
+    """Counts the buffers in use. lasting: they are of fragments, not of messages.
 
     Its methods are called with the GIL held and run no Python code in between, so a buffer may come
     back on any thread.
     """
 
-    def __cinit__(self):
+    def __cinit__(self, bint lasting=False):
+        self.lasting = lasting
         self.live = 0
         self.live_bytes = 0
 
@@ -39,7 +40,7 @@ cdef class BufferPool:
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef size_t nbytes = <size_t>numel * sizeof(float)
         cdef bint is_zero = False
-        buffer.data = <float*>take_block(nbytes, &is_zero)
+        buffer.data = <float*>take_block(nbytes, &is_zero, self.lasting)
         if buffer.data == NULL:
             raise MemoryError(f"no memory for a fragment buffer of {nbytes} bytes")
         if zero and not is_zero:
@@ -108,4 +109,5 @@ cdef class Buffer:
             self.pool.live -= 1
             self.pool.live_bytes -= self.numel * sizeof(float)
         if self.source is None:
-            give_block(self.data, self.numel * sizeof(float))
+            give_block(self.data, self.numel * sizeof(float),
+                       self.pool is not None and self.pool.lasting)

@@ -110,7 +110,7 @@ class FragmentStore:
         self._threads = threads
         self._plans = [Plan(f.numels, threads) for f in layout.fragments]
         self._current: list[FragmentVersion | None] = [None] * len(layout.fragments)
-        self._pool = BufferPool()
+        self._pool = BufferPool(lasting=True)
         self._nothing = np.zeros(layout.largest, np.float32)
         """+0 for every element of a fragment, in memory that is never written, so takes none. From
         the beginning: who brings initial values must not be the one to find that there is none."""

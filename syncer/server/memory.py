@@ -53,6 +53,8 @@ class Sizes:
     """What the parts are made of, in bytes."""
 
     def __init__(self, config: Config, layout: Layout, dtype: int):
+        self.apart = config.numa == "local"
+        """Messages leave their memory to no result."""
         self.in_place = dtype == DTYPE_F32
         """Values stay where they were received."""
         self.in_f32 = [(as_received if self.in_place else in_blocks)(4 * fragment.numel)
@@ -86,6 +88,8 @@ class Sizes:
         result = (1 + self.state) * self.at_once + self.depth * 8 * ISO_F64_ARRAYS * self.matrix
         decoded = self.learners * self.at_once
         received = 0 if self.in_place else self.learners * self.sent
+        if self.apart:
+            return self.sums * self.at_once + result + decoded + received
         if self.sums:
             return self.sums * self.at_once + max(result, decoded + received)
         return decoded + max(result, received)

@@ -87,6 +87,8 @@ class Server:
                                            self.system.origin)
             undo.callback(self.persistence.close)
             self.secured = secured(config, self.loop, self.log)
+            self.place_lacks = self.system.place(config.numa)
+            """What --numa has no effect without."""
             self.workers = self.system.workers(self.loop, config.merge_threads)
             undo.callback(self.workers.close)
             self.workers.floats_restored = self._floats_restored
@@ -304,6 +306,8 @@ class Server:
                           **config.from_preset)
         for setting, needs in config.without_effect:
             self.log.warning("a setting has no effect", setting=setting, needs=needs)
+        if self.place_lacks:
+            self.log.warning("a setting has no effect", setting="--numa", needs=self.place_lacks)
         for setting, value, usual in config.unusual:
             self.log.warning("a setting is far beyond what is usual", setting=setting, value=value,
                              usual=usual)

@@ -29,6 +29,7 @@ from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lineage import Origin
 from syncer.config import available_cores
+from syncer.config.machine import memory_nodes
 from syncer.errors import ConfigError, KernelError
 from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
@@ -36,6 +37,7 @@ from syncer.server.addresses import BACKLOG
 from syncer.server.capacity import Descriptors
 from syncer.server.log import Lines, Writer
 from syncer.server.notify import ServiceManager
+from syncer.server.numa import place
 from syncer.server.selector import SelectorLoop
 from syncer.server.unix_place import UnixPlace
 from syncer.server.workers import Job, JobQueue, run_job
@@ -308,6 +310,10 @@ class System:
         """Makes the calling thread, and those it makes, compute as IEEE-754 says; returns what was
         wrong, '' if nothing."""
         return restore_floats()
+
+    def place(self, numa: str) -> str:
+        """Where memory and threads lie from now on; returns what is missing for it, or ''."""
+        return place(numa, memory_nodes())
 
     def workers(self, loop: SelectorLoop, merge_threads: int) -> ThreadWorkers:
         """Raises `ConfigError` if there are not so many threads to be had."""

@@ -16,7 +16,7 @@ cdef class Payload:
 
     def __dealloc__(self):
         if self.capacity:
-            give_block(self.memory, self.capacity)
+            give_block(self.memory, self.capacity, False)
         else:
             free(self.memory)
 
@@ -45,7 +45,7 @@ cdef Payload allocate(uint64_t size, Py_ssize_t lead, bint recycle):
     cdef bint zero
     if size <= <uint64_t>(<size_t>-1 >> 1) - lead:
         if recycle and bytes >= GRAIN:
-            payload.memory = take_block(bytes, &zero)
+            payload.memory = take_block(bytes, &zero, False)
             payload.capacity = bytes
         else:
             payload.memory = malloc(bytes)

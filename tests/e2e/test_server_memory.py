@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
+from syncer.config.machine import Node
 from syncer.core import events as ev
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
-from syncer.server import ingest
+from syncer.server import ingest, system
 from syncer.server.workers import Job
 from tests.e2e.scripted import PATIENCE_S, ServerProcess, ServerThread, layout_of, wait_until
 from tests.e2e.steady import faults_per_gb, play
@@ -93,3 +94,21 @@ def test_rounds_fault_no_page_in_once_they_go_on(tmp_path, dtype):
                        steps=rounds * len(numels)) as server:
         faults = play(server, numels, 2, dtype, rounds)
     assert faults_per_gb(faults, numels, 2, dtype) < FAULTS_PER_GB
+
+
+@pytest.mark.parametrize(("nodes", "lacks"), [
+    ((0,), "a machine with more than one memory node"),
+    ((1022, 1023), "a system that allows mbind"),
+])
+@pytest.mark.parametrize("numa", ["spread", "off"])
+def test_what_numa_lacks_is_said_to_who_has_asked_for_it(tmp_path, monkeypatch, numa, nodes, lacks):
+    monkeypatch.setattr(system, "memory_nodes", lambda: [Node(n, frozenset()) for n in nodes])
+    with ServerThread(tmp_path, total_steps=1, numa=numa) as server:
+        learner = server.learner(0, layout_of((4,)))
+        learner.send_init([np.zeros(4, np.float32)])
+        learner.push(learner.pull(1), np.ones(4, np.float32))
+        learner.finish()
+        assert server.wait() == 0
+        said = [line["needs"] for line in server.log.find("a setting has no effect",
+                                                          setting="--numa")]
+    assert [text.partition(":")[0] for text in said] == ([] if numa == "off" else [lacks])

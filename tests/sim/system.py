@@ -319,6 +319,9 @@ class SimSystem(System):
         self.the_loop = SimLoop(self.world, self.network)
         return self.the_loop
 
+    def place(self, numa: str) -> str:
+        return ""
+
     def workers(self, loop: SimLoop, merge_threads: int) -> SimWorkers:
         self.the_workers = SimWorkers(self.world, loop, self.world.rng.randint(1, 4), self.work_ms)
         return self.the_workers

@@ -41,10 +41,12 @@ def test_two_bf16_learners_take_three_fragments_of_a_round_and_its_wire():
     (8, 24, DTYPE_BF16, {"quorum": 1}),
     (8, 16, DTYPE_F32, {"fold": "streaming"}),
     (8, 22, DTYPE_BF16, {"fold": "streaming"}),
+    (8, 22, DTYPE_BF16, {"numa": "local"}),
     (18, 16, DTYPE_F32, {"background_checkpoint": True, "checkpoint_path": "c"}),
 ])
 def test_the_formula_follows_what_runs(per_model, per_round, dtype, settings):
-    """f32 pushes are what was received; quorum 1: a late push; a fold: sums."""
+    """f32 pushes are what was received; quorum 1: a late push; a fold: sums;
+    local: messages leave their memory to no result."""
     model, _, rounds = parts_of(dtype=dtype, **settings)[1].partition(" P + ")
     assert round(float(model)) == per_model
     assert round(float(rounds.removesuffix(" G"))) == per_round
