@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,7 +43,10 @@ class Files:
         return os.pwritev(descriptor, buffers, offset)
 
     def begin_writeback(self, descriptor: int, offset: int, length: int) -> None:
-        """The kernel begins to write what is in its cache of these bytes, and waits for nothing."""
+        """The kernel begins to write what is in its cache of these bytes, and waits for nothing.
+        Linux takes this advice so; elsewhere nothing happens."""
+        if sys.platform != "linux":
+            return
         os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
     def end_direct(self, descriptor: int) -> None:

@@ -28,7 +28,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """What is read at once: small enough to be hashed and checked while it is in the cache."""
 THREADS_AHEAD = 2
 THREADS_MAX = 16
-"""Of a load; as many as there are cores, if fewer."""
+"""Of a load; as many as there are cores, if fewer, and two on one: one reads while one hashes."""
 T = TypeVar("T")
 Room = Callable[[TensorPlace, int, int], np.ndarray]
 Progress = Callable[[int, int], None]
@@ -127,7 +127,7 @@ class Checkpoint:
         room: where elements begin to end of a tensor go; by default they are dropped. Raises
         `CheckpointFormatError` naming tensor and offset, of the first fragment that has one.
         """
-        threads = threads or min(THREADS_MAX, max(2, len(os.sched_getaffinity(0))))
+        threads = threads or min(THREADS_MAX, max(2, cores()))
         if self.facts.state_bytes <= CHUNK_BYTES:
             threads = 1
         proof = Proof(self, room, verify, progress)
@@ -285,6 +285,13 @@ class Proof:
         arrays = {tensor.array: np.empty(min(tensor.numel, CHUNK_BYTES // 4), np.float32)
                   for tensor in unit}
         return lambda tensor, begin, end: arrays[tensor.array][: end - begin]
+
+
+def cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def add_to(streams: Sequence[Sha256], values: Sequence[np.ndarray]) -> None:

@@ -55,21 +55,25 @@ class Saver:
 
     keep: so many of those before it stay as `<path>.step-<t>` (history.py). A marker lies beside
     the name as it was given. retries: passing errors of one save that are tried again. rate: bytes
-    that a save which gives way writes in a second, None: what the disk takes. warn: told,
+    that a save which gives way writes in a second, None: what the disk takes. threads: so many take
+    the digests of a save that somebody waits for, one of any other. warn: told,
     on the lane, of what did not go well but is no failure.
     lane: where it writes; by default a thread that it starts. first: called once, with the
     contract of the run, behind the first file and as a part of its save.
+
+    Large: one attribute for each thing that a save obeys.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, form: str = SAFETENSORS, keep: int = 0,
                  retries: int = 1, direct: bool = False, rate: int | None = None,
-                 files: Files = FILES, lane: Lane | None = None,
+                 threads: int = 1, files: Files = FILES, lane: Lane | None = None,
                  pause_s: float = RETRY_PAUSE_S,
                  warn: Callable[[str, dict[str, Any]], None] = lambda text, fields: None,
                  first: Callable[[bytes, Files], None] | None = None):
         self.shown = os.fspath(path)
         self.path = files.real_path(self.shown)
         self.form, self.keep, self.retries, self.direct = form, keep, retries, direct
+        self.threads = threads
         self.files, self.pause_s, self.warn = files, pause_s, warn
         self.first = first
         self.lane = lane or Lane()
@@ -136,14 +140,14 @@ class Saver:
     def _write(self, job: _Job) -> int:
         files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
         step, old = job.cut.facts.step, self.standing
-        pace = self.giving_way if job.let_go else UNHELD
+        pace, threads = (self.giving_way, 1) if job.let_go else (UNHELD, self.threads)
         retire = partial(self._retire, old, step) if (
             self.keep and old is not None and old < step) else None
         written = written_anew(
             lambda patient: write_checkpoint(
                 self.shown, job.cut, self.form, files=patient, direct=self.direct, retire=retire,
                 let_go=job.let_go and not files.left, beside=self.lane.beside,
-                pace=pace), files)
+                threads=threads, pace=pace), files)
         self.standing = step
         if self.first is not None:
             self.first(job.cut.facts.contract, files)

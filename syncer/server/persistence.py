@@ -102,7 +102,7 @@ class Persistence:
                 self.saver = Saver(
                     path, form=config.checkpoint_format, keep=config.checkpoint_keep,
                     retries=config.checkpoint_retries, direct=config.checkpoint_direct,
-                    rate=config.checkpoint_rate,
+                    rate=config.checkpoint_rate, threads=max(1, config.merge_threads // 2),
                     files=files, lane=self.lane,
                     warn=lambda text, fields: log.warning(text, **fields),
                     first=None if self.resumption else self._write_epoch)

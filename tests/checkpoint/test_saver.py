@@ -5,20 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import queue
-import sys
 import threading
 
 import pytest
 
 from syncer.checkpoint.files import Files
-from syncer.checkpoint.lane import BACKGROUND_NICE, Lane
 from syncer.checkpoint.marker import marker_path
-from syncer.checkpoint.pieces import PIECE_BYTES
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.saver import Outcome, Saver
 from syncer.checkpoint.writer import write_checkpoint
-from syncer.layout import FragmentLayout, Layout
-from tests.checkpoint.cuts import Cached, Faulty, copy_of, make_cut, names_in
+from tests.checkpoint.cuts import Faulty, copy_of, make_cut, names_in
+from tests.checkpoint.lanes import SlowWorld
 
 PATIENCE_S = 60.0
 
@@ -192,36 +189,6 @@ def test_a_defect_is_no_checkpoint_error(tmp_path, outcomes):
     assert not names_in(tmp_path)
 
 
-class SlowWorld(Lane):
-    """No thread and no clock: work runs when the test says, and time passes only in pauses."""
-
-    def __init__(self):
-        self.waiting = []
-        self.time_s = 0.0
-        self.besides = []
-        self.gave_way = 0
-
-    def submit(self, work):
-        self.waiting.append(work)
-
-    def give_way(self, hastened):
-        self.gave_way += 1
-
-    def beside(self, work, name):
-        self.besides.append(name)
-        work()
-        return lambda: None
-
-    def now_s(self):
-        return self.time_s
-
-    def pause(self, seconds):
-        self.time_s += seconds
-
-    def close(self):
-        assert not self.waiting
-
-
 def test_a_saver_runs_on_the_lane_it_is_given(tmp_path):
     """Nothing happens but on the lane, and its clock is the one that is read."""
     threads = set(threading.enumerate())
@@ -246,6 +213,21 @@ def test_a_saver_runs_on_the_lane_it_is_given(tmp_path):
     write_checkpoint(tmp_path / "alone", cuts[1])
     assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
     lane.waiting.clear()
+    saver.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("let_go", [False, True])
+def test_digests_are_taken_by_so_many_threads(tmp_path, threads, let_go):
+    """Beside the rounds by one; never by more than there are fragments; the file is the same."""
+    lane, told = SlowWorld(), []
+    saver = Saver(tmp_path / "c", lane=lane, threads=threads)
+    saver.save("periodic", make_cut(8), told.append, let_go=let_go)
+    lane.waiting.pop()()
+    assert told[0].error is None
+    assert lane.besides == ["syncer-checkpoint-digest"] * (1 if let_go else min(threads, 3))
+    write_checkpoint(tmp_path / "alone", make_cut(8))
+    assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
     saver.close()
 
 
@@ -385,105 +367,3 @@ def test_a_file_is_read_without_further_threads(tmp_path, no_more_threads, monke
         found = checkpoint.load(threads=4)
     assert [one.params.tobytes() for one in found] == [
         one.params.tobytes() for one in make_cut(8).fragments]
-
-
-def test_who_says_that_there_is_time_is_nicer_than_the_others(tmp_path, outcomes):
-    """And nobody else: what writes would keep everybody waiting while it holds the lock of the
-    interpreter."""
-    if sys.platform != "linux":
-        pytest.skip("niceness of a single thread is known on Linux only")
-    seen = {}
-
-    class Watching(Files):
-        def sync(self, descriptor):
-            for thread in threading.enumerate():
-                if thread.name.startswith("syncer-checkpoint"):
-                    seen[thread.name] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
-            super().sync(descriptor)
-
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    saver = saver_of(tmp_path, files=Watching())
-    run_one(saver, copy_of(make_cut(8)), outcomes, let_go=True)
-    assert seen == {"syncer-checkpoint": usual,
-                    "syncer-checkpoint-usher": min(19, usual + BACKGROUND_NICE)}
-    saver.close()
-    assert not [thread for thread in threading.enumerate()
-                if thread.name.startswith("syncer-checkpoint")]
-
-
-class Busy(Lane):
-    """Others leave no time at all: whoever gives way waits until somebody waits for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.gives_way = threading.Event()
-
-    def give_way(self, hastened):
-        self.gives_way.set()
-        while not hastened():
-            self.pause(0.001)
-
-
-def test_a_write_that_gives_way_to_all_ends_once_somebody_waits(tmp_path, outcomes):
-    lane = Busy()
-    saver = saver_of(tmp_path, lane=lane)
-    saver.save("periodic", copy_of(make_cut(8)), outcomes.put, let_go=True)
-    assert lane.gives_way.wait(PATIENCE_S)
-    assert outcomes.empty()
-    saver.hasten()
-    assert outcomes.get(timeout=PATIENCE_S).error is None
-    lane.gives_way.clear()
-    saver.save("periodic", copy_of(make_cut(9)), outcomes.put, let_go=True)
-    assert lane.gives_way.wait(PATIENCE_S), "the next one gives way again"
-    saver.hasten()
-    assert outcomes.get(timeout=PATIENCE_S).error is None
-    saver.close()
-
-
-class Clocked(SlowWorld):
-    """Time passes in pauses alone, and somebody begins to wait at `waits_at_s`."""
-
-    def __init__(self, waits_at_s=float("inf")):
-        super().__init__()
-        self.waits_at_s = waits_at_s
-        self.saver = None
-
-    def pause(self, seconds):
-        super().pause(seconds)
-        if self.time_s >= self.waits_at_s:
-            self.saver.hasten()
-
-
-RATED = Layout((FragmentLayout(0, (2 * PIECE_BYTES // 8,)),) * 4)
-"""State of 64 MiB."""
-
-
-@pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize(("given", "least_s", "most_s"), [
-    ((8 * 2**20, True, float("inf")), 7.0, 8.1), ((8 * 2**20, True, 3.0), 3.0, 3.1),
-    ((8 * 2**20, False, float("inf")), 0.0, 0.0), ((None, True, float("inf")), 0.0, 0.0),
-    ((10**15, True, float("inf")), 0.0, 0.01)])
-def test_a_write_has_a_rate_until_somebody_waits(tmp_path, given, least_s, most_s, direct):
-    """64 MiB, of which the last piece need not be waited for."""
-    rate, let_go, waits_at_s = given
-    cut, told, lane = make_cut(8, layout=RATED), [], Clocked(waits_at_s)
-    lane.saver = saver = Saver(tmp_path / "c", lane=lane, rate=rate, direct=direct, files=Cached())
-    saver.save("periodic", copy_of(cut), told.append, let_go=let_go)
-    lane.waiting.pop()()
-    assert told[0].error is None
-    assert least_s <= told[0].seconds <= most_s
-    write_checkpoint(tmp_path / "alone", cut)
-    assert (tmp_path / "c").read_bytes() == (tmp_path / "alone").read_bytes()
-    saver.close()
-
-
-def test_what_was_hastened_is_not_waited_for_later(tmp_path):
-    """The next save begins anew: at its rate, not behind what the last one wrote beyond that."""
-    told, lane = [], Clocked(waits_at_s=1.0)
-    lane.saver = saver = Saver(tmp_path / "c", lane=lane, rate=PIECE_BYTES)
-    for step in (8, 9):
-        saver.save("periodic", make_cut(step, layout=RATED), told.append, let_go=True)
-        lane.waiting.pop()()
-        lane.waits_at_s = float("inf")
-    assert [round(outcome.seconds) for outcome in told] == [1, 8]
-    saver.close()
