@@ -28,7 +28,7 @@ if str(ROOT) not in sys.path:  # the senders are started as scripts
 import pytest  # noqa: E402
 
 from benchmarks.limits.figure import Figure, in_turns, on, sides  # noqa: E402
-from syncer import kernels, tcp  # noqa: E402
+from syncer import kernels, pages, tcp  # noqa: E402
 from syncer.layout import RDA, FragmentLayout, Layout  # noqa: E402
 from syncer.merge.buffers import BufferPool  # noqa: E402
 from syncer.protocol import (  # noqa: E402
@@ -177,6 +177,7 @@ class Ours:
         self.loop = SelectorLoop()
         self.workers = ThreadWorkers(self.loop)
         self.pool = BufferPool()
+        pages.keep_at_most(8 * 4 * layout.largest)  # as a session says, by what its rounds use
         self.messages = 0
         self.counted = None if decode else Counted()
         self.ingest = self.counted or Ingest(

@@ -24,10 +24,8 @@ UNITS = {DTYPE_F32: (64, 16), DTYPE_BF16: (64, 32), DTYPE_Q4: (Q4_BLOCK_BYTES, Q
 HASH_UNIT_BYTES = 64
 """of SHA-256, whose streams are interleaved while they are at multiples of it."""
 STEP_ELEMENTS = 2 << 20
-"""A worker is given no fewer before the end: 8 MiB of f32, which kernels write past the cache."""
-AT_ONCE_BYTES = 8 << 20
-"""f32 values are negated where they are, and that is done on the spot while it takes less than half
-a millisecond: they are still in the cache, and a worker would have to fetch them."""
+"""What is decoded at a time: 8 MiB of f32, which kernels write past the cache where it is not their
+own place. It takes a third of a millisecond."""
 HASH_STEP_BYTES = 1 << 20
 HASH_ONE_BYTES, HASH_TWO_BYTES = 4 << 20, 16 << 20
 """What one job hashes at most of each message: a lone one soon looks for another to be paired with,
@@ -128,11 +126,15 @@ def hash_two(first: Arrival, first_end: int, second: Arrival, second_end: int) -
 
 class Arrivals:
     """Has arrivals worked on: on the spot, or by workers; `finished` hears of groups for which
-    workers have finished one. hashing_max: jobs that hash at a time.
+    workers have finished one.
     """
 
-    def __init__(self, helpers: Workers, finished: Callable[[Group], None], hashing_max: int):
-        self.workers, self.finished, self.hashing_max = helpers, finished, hashing_max
+    def __init__(self, helpers: Workers, finished: Callable[[Group], None]):
+        self.workers, self.finished = helpers, finished
+        self.hashing_max = max(1, helpers.count // 2)
+        self.aside = helpers.count > 2
+        """There are cores for values that are written elsewhere. With two, that which has received
+        the bytes has them in its cache. Values that stay where they are never leave it."""
         self.initial: list[Arrival] = []
         """Those to be hashed, the oldest first."""
         self.hashing = 0
@@ -147,13 +149,14 @@ class Arrivals:
             self._decode(arrival)
 
     def _decode(self, arrival: Arrival) -> None:
-        if arrival.decoded.in_place:
+        step = STEP_ELEMENTS // arrival.units[1] * arrival.units[0]
+        whole, aside = arrival.there == arrival.size, self.aside and not arrival.decoded.in_place
+        end = arrival.ready(step)
+        if not aside and (whole or end - arrival.done == step or arrival.decoded.in_place):
             with suppress(MemoryError):  # the end is a worker's then, where memory is waited for
-                arrival.work(arrival.ready(AT_ONCE_BYTES))
+                arrival.work(end)
         end = arrival.ready(arrival.size)
-        least = STEP_ELEMENTS // arrival.units[1] * arrival.units[0]
-        if end > arrival.done and (arrival.there == arrival.size or (
-                end - arrival.done >= least and not arrival.decoded.in_place)):
+        if end > arrival.done and (whole or (aside and end - arrival.done >= step)):
             self._submit([arrival], partial(arrival.work, end))
 
     def _hash(self) -> None:
@@ -193,10 +196,10 @@ class Arrivals:
             self.hashing -= 1
             self._hash()
         for arrival in given:
+            if arrival.sha is None and not (arrival.finished or arrival.over):
+                self._decode(arrival)
             if arrival.finished:
                 self.finished(arrival.group)
-            elif arrival.sha is None and not arrival.over:
-                self._decode(arrival)
 
     def drop(self, arrival: Arrival) -> None:
         """Its end will not come."""

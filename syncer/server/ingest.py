@@ -61,9 +61,8 @@ class Ingest(Reports):
                  handle: Callable[[events.Event], None],
                  left: Callable[[Group, str, str | None], None],
                  say_farewell: Callable[[list[Channel], Channel, list[bytes]], None],
-                 report: Callable[[Group, LearnerReport], None], keep_wire: bool = False,
-                 hashing_max: int = 1):
-        self.arrivals = Arrivals(helpers, self._hand_on, hashing_max)
+                 report: Callable[[Group, LearnerReport], None], keep_wire: bool = False):
+        self.arrivals = Arrivals(helpers, self._hand_on)
         self.pool = pool
         self.handle, self.left, self.say_farewell = handle, left, say_farewell
         self.report, self.keep_wire = report, keep_wire

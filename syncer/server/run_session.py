@@ -100,8 +100,7 @@ class RunSession:
         self.notices, self.reports = parts.notices, ReportBook(loop)
         self.ingest = Ingest(self.workers, self.pool, handle=handle,
                              left=self._left, say_farewell=parts.farewells.say,
-                             report=self.reports.take, keep_wire=config.late_carry,
-                             hashing_max=max(1, parts.workers.count // 2))
+                             report=self.reports.take, keep_wire=config.late_carry)
         self.outgoing = Outgoing(hello, self.merging.store, groups=self.groups, loop=loop,
                                  log=parts.log, handle=handle,
                                  lack=Lack(parts.log, pages.free_kept),

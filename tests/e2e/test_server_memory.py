@@ -10,7 +10,7 @@ import pytest
 from syncer.config.machine import Node
 from syncer.core import events as ev
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
-from syncer.server import ingest, system
+from syncer.server import arrivals, ingest, system
 from syncer.server.workers import Job
 from tests.e2e.scripted import PATIENCE_S, ServerProcess, ServerThread, layout_of, wait_until
 from tests.e2e.steady import faults_per_gb, play
@@ -18,12 +18,13 @@ from tests.e2e.steady import faults_per_gb, play
 LARGE, SMALL, MIB = 200_000, 10, 1 << 20
 
 
-def test_small_pushes_behind_a_large_one_are_not_read_without_limit(tmp_path):
+def test_small_pushes_behind_a_large_one_are_not_read_without_limit(tmp_path, monkeypatch):
     """The large one waits for a worker, and what comes behind it keeps its order."""
+    monkeypatch.setattr(arrivals, "STEP_ELEMENTS", 0)  # nothing is decoded on the spot
     gate = threading.Event()
     pushes = 40
     with ServerThread(tmp_path, total_steps=9, quorum=1) as server:
-        learner = server.learner(0, layout_of((LARGE,), (SMALL,)), dtype=DTYPE_BF16)
+        learner = server.learner(0, layout_of((LARGE,), (SMALL,)))
         learner.send_init([np.zeros(LARGE, np.float32), np.zeros(SMALL, np.float32)])
         pull = learner.pull(1)
         workers = server.server.workers

@@ -53,6 +53,8 @@ class Twin:
     def __init__(self) -> None:
         self.open: dict[int, tuple[int, int]] = {}
         self.here: dict[int, int] = {}
+        self.came: dict[int, int] = {}
+        """Of open messages: the bytes that are in, as bits."""
 
     def take(self, msg_id: int, total: int, offset: int, size: int) -> bool:
         """Whether the head of a piece is accepted; its bytes are taken then."""
@@ -71,13 +73,22 @@ class Twin:
         self.open[msg_id] = total, taken | piece
         return True
 
+    def bring(self, msg_id: int, offset: int, size: int) -> None:
+        """So many bytes of a piece are in."""
+        self.came[msg_id] = self.came.get(msg_id, 0) | ((1 << size) - 1) << offset
+
+    def there(self, msg_id: int) -> int:
+        """Bytes that are in without a gap: the ones at the low end."""
+        came = self.came[msg_id]
+        return (~came & (came + 1)).bit_length() - 1
+
     def fill(self, msg_id: int, size: int) -> bool | None:
         """A piece is in: None, or whether the message that is whole now is a right one."""
         total, _ = self.open[msg_id]
         self.here[msg_id] = self.here.get(msg_id, 0) + size
         if self.here[msg_id] < total:
             return None
-        del self.open[msg_id], self.here[msg_id]
+        del self.open[msg_id], self.here[msg_id], self.came[msg_id]
         return total >= HEADER_BYTES
 
 
@@ -87,7 +98,7 @@ class Sockets:
     def __init__(self) -> None:
         self.group = Reassembly(LIMITS)
         self.readers = [FrameReader(LIMITS, self.group) for _ in range(SOCKETS)]
-        self.waiting: list[tuple[bytes, int, int, int] | None] = [None] * SOCKETS
+        self.waiting: list[tuple[bytes, Piece] | None] = [None] * SOCKETS
         self.twin = Twin()
 
     def feed(self, socket: int, data: bytes) -> list[bytes] | None:
@@ -111,10 +122,14 @@ class Sockets:
         if not accepted:
             must(got is None, "a piece is taken that breaks a rule")
             return False
-        self.waiting[socket] = wire[len(wire) - held :], msg_id, total, size
+        self.waiting[socket] = wire[len(wire) - held :], piece
+        self.twin.bring(msg_id, offset, size - held)
         if not held:
             return self.settle(socket, got)
         must(got == [], "half a piece is refused, or gives a message")
+        arriving = self.readers[socket].arriving
+        must(arriving is not None and arriving.there == self.twin.there(msg_id),
+             "another number of bytes is there without a gap")
         return True
 
     def rest(self, socket: int) -> bool:
@@ -129,7 +144,8 @@ class Sockets:
         waits, self.waiting[socket] = self.waiting[socket], None
         if waits is None:
             return True
-        _, msg_id, total, size = waits
+        _, msg_id, total, offset, size, _ = waits[1]
+        self.twin.bring(msg_id, offset, size)
         whole = self.twin.fill(msg_id, size)
         if whole is None:
             must(got == [], "a message comes before its last piece")
