@@ -20,6 +20,7 @@ from syncer.learner import Learner
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("syncer/server", "syncer/core", "syncer/checkpoint", "syncer/learner", "syncer/reader")
+BESIDE = ("syncer/flags.py",)
 UNITS = {"_NS": 1e-9, "_MS": 1e-3, "_S": 1.0}
 CONSTANT = re.compile(
     r"^(?:cdef [a-z ]+ )?((?:[A-Z][A-Z0-9_]*_(?:NS|MS|S)(?:, )?)+) = ([^#\n]+)", re.MULTILINE)
@@ -44,6 +45,8 @@ ROWS = (
     Row(BOTH, "bytes that the peer does not acknowledge, or has no room for", "TCP_USER_TIMEOUT",
         "the kernel ends the connection (Linux): a peer that is gone, or a process that is stopped "
         "or holds the GIL while its buffers are full"),
+    Row(SERVER, "a pipe in the place of the file of `--config`", "syncer/flags.py:CONFIG_S",
+        "refused with a sentence, status 2"),
     Row(SERVER, "a first frame, TLS included", "syncer/server/door.py:FIRST_FRAME_NS",
         "the socket is closed"),
     Row(SERVER, "the HELLO of a DATA_HELLO", "syncer/server/door.py:DATA_HELLO_WAIT_NS",
@@ -219,7 +222,8 @@ OPERATORS = {ast.Mult: operator.mul, ast.Pow: operator.pow, ast.LShift: operator
 def constants() -> dict[str, float]:
     """Seconds of every constant of the rooms with a unit in its name, by "file:NAME"."""
     found: dict[str, float] = {}
-    for path in sorted(p for room in ROOMS for p in (ROOT / room).rglob("*.py*")):
+    rooms = [p for room in ROOMS for p in (ROOT / room).rglob("*.py*")]
+    for path in sorted([*rooms, *(ROOT / name for name in BESIDE)]):
         if path.suffix not in (".py", ".pyx"):
             continue
         for names, values in CONSTANT.findall(path.read_text(encoding="utf-8")):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import stat
+import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from syncer.config import OPTIONS, Config
 from syncer.config.machine import memory_bytes
 from syncer.config.options import Option, flag
-from syncer.config.paths import clash_of_outputs, trouble_of_output
+from syncer.config.paths import INPUTS, clash_of_outputs, trouble_of_input, trouble_of_output
 from syncer.config.presets import filled
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
@@ -25,6 +27,9 @@ from syncer.values import OutputFile, Switch, SwitchOr, shortened
 
 BY_NAME = {option.name: option for option in OPTIONS}
 BY_KEY = {option.name.replace("_", "-"): option for option in OPTIONS}
+CONFIG_BYTES_MAX = 1 << 20
+CONFIG_S = 10.0
+"""How long the writer of a pipe may take."""
 ROSTER_BYTES = 16
 """Of one learner, in core/rounds/membership.pyx, whether it ever comes or not."""
 ROSTER_SHARE = 16
@@ -157,7 +162,7 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, object]:
 def read_file(path: str) -> dict[str, object]:
     """Settings from a TOML file whose keys are the flag names without the dashes in front."""
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(_content(path).decode())
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
     except ValueError as error:  # of the syntax, the encoding, or a number of 4,301 digits
@@ -177,6 +182,32 @@ def read_file(path: str) -> dict[str, object]:
     return values
 
 
+def _content(path: str) -> bytes:
+    """All of a file, or of what a pipe brings until its writer closes it. Raises OSError, and
+    `ConfigError` where none comes: a server that waits for its settings looks like one at work."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+        limit_s, data = time.monotonic() + CONFIG_S, bytearray()
+        while len(data) <= CONFIG_BYTES_MAX:
+            with suppress(BlockingIOError):
+                found = os.read(descriptor, CONFIG_BYTES_MAX)
+                data += found
+                if not found and (data or not waits):
+                    return bytes(data)
+                if found:
+                    continue
+            if time.monotonic() >= limit_s:
+                raise ConfigError(f"--config {path} is no regular file, and "
+                                  f"{'its end' if data else 'nothing'} came from it within "
+                                  f"{CONFIG_S:g} s: name a file")
+            time.sleep(0.05)
+        raise ConfigError(f"--config {path} is larger than {CONFIG_BYTES_MAX} bytes: name a file "
+                          "of settings")
+    finally:
+        os.close(descriptor)
+
+
 def check_paths(config: Config, read_from: str | None = None) -> None:
     """Refuses an output file that could not be written later, or is the one that the settings were
     read from; creates nothing."""
@@ -187,6 +218,11 @@ def check_paths(config: Config, read_from: str | None = None) -> None:
         ):  # a run that cannot be resumed has a status of its own
             continue
         problem = trouble_of_output(config, name)
+        if problem is not None:
+            raise ConfigError(f"{flag(name)} {path} {problem}")
+    for name in INPUTS:
+        path = getattr(config, name)
+        problem = None if path is None else trouble_of_input(path)
         if problem is not None:
             raise ConfigError(f"{flag(name)} {path} {problem}")
     clash = clash_of_outputs(config, read_from)

@@ -243,14 +243,22 @@ class UnixPath(Verbatim[str]):
                 and not path_trouble(value.removeprefix(UNIX)))
 
 
-class OutputFile(Verbatim[str]):
-    """The path of a file that is going to be written: any bytes but NUL, as the system has it."""
+class FilePath(Verbatim[str]):
+    """The path of a file: any bytes but NUL, as the system has it."""
 
     words = "a path without NUL"
 
     def admits(self, value: object) -> TypeGuard[str]:
         return (isinstance(value, str) and "\0" not in value
                 and can_be_encoded(value, "utf-8", "surrogateescape"))
+
+
+class OutputFile(FilePath):
+    """Of one that is going to be written."""
+
+
+class InputFile(FilePath):
+    """Of one that is only read."""
 
 
 class Choice(Verbatim[T_co]):

@@ -5,6 +5,7 @@ Must not know any flag: the rows are fields of `Config` in table.py, each writte
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, dataclass_transform, overload
@@ -18,6 +19,16 @@ D = TypeVar("D")
 NO_DEFAULT = object()
 Group = Literal["run", "checkpoint", "network", "rounds", "merge", "log"]
 """Where `--help` shows a setting."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address stays on this machine, decided without a name lookup."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def flag(name: str) -> str:
@@ -40,6 +51,8 @@ class Need(NamedTuple):
     """A setting that does as well."""
     below: str = ""
     """Another number that this one has to be less than."""
+    beyond: bool = False
+    """It is an address to listen on: not one of this machine alone."""
 
     def holds(self, config: object) -> bool:
         """Whether this configuration has it."""
@@ -48,11 +61,15 @@ class Need(NamedTuple):
         value = getattr(config, self.name)
         if self.below:
             return bool(value < getattr(config, self.below))
+        if self.beyond:
+            return value is None or not is_loopback(value)
         return value in self.values if self.values else bool(value) != self.off
 
     def __str__(self) -> str:
         if self.below:
             return f"{flag(self.name)} below {flag(self.below)}"
+        if self.beyond:
+            return f"{flag(self.name)} beyond this machine"
         return self.words or "no " * self.off + " ".join([flag(self.name), *self.values])
 
 

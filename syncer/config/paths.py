@@ -26,6 +26,10 @@ KEPT = re.compile(r"\.step(-[0-9]+)?(\.tmp)?|\.abandoned-[0-9]+\..*", re.DOTALL)
 """Behind the name of a checkpoint: earlier ones, of any step."""
 
 
+INPUTS = ("tls_cert", "tls_key", "tls_client_ca")
+"""Files that a run reads and never writes."""
+
+
 class Output(NamedTuple):
     """A file that a run is going to write: the option, its value, and the name itself."""
 
@@ -50,6 +54,14 @@ def trouble_of_output(config: Config, option: str) -> str | None:
     if trouble is not None:
         return f"{trouble}; name a file in a directory you may write to"
     return None if option == "event_tape" else _trouble_beside(_written_with(config, option))
+
+
+def trouble_of_input(path: str) -> str | None:
+    """Why this is no file to read, if it is there; whoever reads it says what else is wrong."""
+    mode = _mode(path)
+    if isinstance(mode, int) and not stat.S_ISREG(mode):
+        return f"is {_kind(mode)}: name a regular file, which can be read again"
+    return None
 
 
 def trouble_of_file(path: str) -> str | None:
@@ -149,12 +161,14 @@ def _name_max(directory: str) -> int:
 
 
 def clash_of_outputs(config: Config, read_from: str | None = None) -> str | None:
-    """How two files that the run writes are one, or one of them that of its settings; or None."""
-    outputs = list(_outputs(config))
+    """How two files that the run writes are one, or one of them is one that it reads; or None."""
+    outputs, inputs = list(_outputs(config)), {"config": read_from}
+    inputs |= {name: getattr(config, name) for name in INPUTS}
     for output in outputs:
-        if read_from is not None and is_one_file(output.name, read_from):
-            return (f"{flag(output.option)} {output.given} would write to {output.name}, the file "
-                    f"of --config {read_from}: name another file")
+        for option, path in inputs.items():
+            if path is not None and is_one_file(output.name, path):
+                return (f"{flag(output.option)} {output.given} would write to {output.name}, the "
+                        f"file of {flag(option)} {path}: name another file")
     for at, one in enumerate(outputs):
         for other in outputs[at + 1 :]:
             if one.option != other.option and is_one_file(one.name, other.name):

@@ -6,11 +6,10 @@ stands in its row.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from syncer.config.options import flag
+from syncer.config.options import flag, is_loopback
 from syncer.ranges import activation_fits
 
 if TYPE_CHECKING:
@@ -178,13 +177,3 @@ RULES: tuple[Rule, ...] = (
     a_checkpoint_goes_on_or_is_replaced, yeto_holds_nesterov_only,
 )
 """In the order they are looked at: the first that is broken is what a refusal says."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address stays on this machine, decided without a name lookup."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -53,6 +53,7 @@ from syncer.values import (
     Choice,
     Digest,
     HostName,
+    InputFile,
     LearnerNames,
     Median,
     OutputFile,
@@ -102,6 +103,7 @@ BACKGROUND = Need("background_checkpoint")
 A_FILE = Need("checkpoint_path", words="--checkpoint-path or --final-state", also="final_state")
 CHECKPOINT, PLACE = Need("checkpoint_path"), Need("checkpoint_path", refused=True)
 RESUME, TAPE, NO_KEY = Need("resume"), Need("event_tape"), Need("island_hmac_key", off=True)
+NO_TLS, ABROAD = Need("tls_cert", off=True), Need("host", beyond=True)
 SUPERVISED = Need("resume", ("auto",))
 
 
@@ -218,13 +220,13 @@ class Config(Remarked):
         "the machine cannot read", metavar="KEY", unset="no authentication",
         variables=KEY_VARIABLES, secret=True))
     tls_cert: str | None = setting(default=None, row=Option(
-        "network", OutputFile(), "speak TLS 1.3 alone on TCP, with this certificate (PEM), and "
+        "network", InputFile(), "speak TLS 1.3 alone on TCP, with this certificate (PEM), and "
         "learners and readers must show one; SIGHUP reads the files again", metavar="FILE",
         unset="no TLS"))
     tls_key: str | None = setting(default=None, row=Option(
-        "network", OutputFile(), "its private key (PEM)", metavar="FILE", unset="no TLS"))
+        "network", InputFile(), "its private key (PEM)", metavar="FILE", unset="no TLS"))
     tls_client_ca: str | None = setting(default=None, row=Option(
-        "network", OutputFile(), "who signs the certificates of learners and readers (PEM)",
+        "network", InputFile(), "who signs the certificates of learners and readers (PEM)",
         metavar="FILE", unset="no TLS"))
     tls_learner_names: str | None = setting(default=None, row=Option(
         "network", LearnerNames(), "what the certificate of each learner is called: learner-{id} "
@@ -232,7 +234,7 @@ class Config(Remarked):
         metavar="NAMES", unset="any certificate, any id"))
     allow_unauthenticated: bool = setting(default=False, row=Option(
         "network", SWITCH, "listen beyond this machine without a key",
-        needs=(NO_KEY,), spellings=("--allow-unauthenticated-islands",),
+        needs=(NO_KEY, NO_TLS, ABROAD), spellings=("--allow-unauthenticated-islands",),
         variables=("YETO_SYNCER_ALLOW_UNAUTHENTICATED",)))
     expected_island_contract: bytes | None = setting(default=None, row=Option(
         "network", Digest(), "accept only learners bound to this 32-byte backend identity",

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
+
 from syncer.checkpoint.atomic import AtomicFile, WriteError, check_space, written_anew
 from syncer.checkpoint.epoch_file import EpochFile, write_epoch
 from syncer.checkpoint.facts import Cut, Facts, NamedDims, optimizer_facts
@@ -159,15 +161,14 @@ class Persistence:
     def _settle_end(self, step: int) -> None:
         """The process before may have died between its last checkpoint and what follows it."""
         config = self.config
-        patient = Patient(self.files, config.checkpoint_retries, RETRY_PAUSE_S, self._tried_again)
         if config.mark_final_checkpoint and config.checkpoint_path is not None:
             checkpoint = config.checkpoint_path
+            patient = Patient(self.files, config.checkpoint_retries, RETRY_PAUSE_S,
+                              self._tried_again)
             written_anew(lambda files: write_marker(checkpoint, step, files), patient)
         if config.final_state is not None:
-            path, params = config.final_state, [found.params for found in self.loaded]
-            written_anew(lambda files: write_final_state(path, params, files, names=self.names,
-                                                         step=step), patient)
-            self.log.info("final state written", path=path, step=step)
+            self._put_final_state(step, [found.params for found in self.loaded])
+            self.log.info("final state written", path=config.final_state, step=step)
         self.log.info("training is complete: whoever asks is given the final parameters",
                       step=step, seconds=config.linger_resolved_s)
 
@@ -310,22 +311,25 @@ class Persistence:
     def _write_final_state(self, action: actions.Save,
                            versions: Sequence[FragmentVersion]) -> Outcome:
         assert self.lane is not None
-        path = self.config.final_state
-        assert path is not None
         begun_s, written, error, defect = self.lane.now_s(), 0, None, None
-        patient = Patient(self.files, self.config.checkpoint_retries, RETRY_PAUSE_S,
-                          self._final_state_tried_again, self.lane.pause)
         try:
-            written = written_anew(
-                lambda files: write_final_state(path, [version.params for version in versions],
-                                                files, names=self.names, step=action.step),
-                patient)
+            written = self._put_final_state(action.step, [version.params for version in versions])
         except CheckpointError as problem:
             error = str(problem)
         except BaseException as problem:
             defect = problem
         seconds = self.lane.now_s() - begun_s
         return Outcome(action.kind, action.step, written, seconds, error, defect)
+
+    def _put_final_state(self, step: int, params: Sequence[np.ndarray]) -> int:
+        """These are the parameters in the file of --final-state. Raises `WriteError`."""
+        path, lane = self.config.final_state, self.lane
+        assert path is not None
+        assert lane is not None  # made for this path
+        patient = Patient(self.files, self.config.checkpoint_retries, RETRY_PAUSE_S,
+                          self._final_state_tried_again, lane.pause)
+        return written_anew(lambda files: write_final_state(path, params, files, names=self.names,
+                                                            step=step), patient)
 
     def _final_state_tried_again(self, call: str, error: OSError) -> None:
         self.log.warning("final state write tried again", path=self.config.final_state, call=call,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from contextlib import suppress
 from dataclasses import replace
@@ -379,6 +380,38 @@ def test_where_the_usual_sum_has_no_room_one_for_a_save_that_failed_has(tmp_path
     assert b'"steps": 8004' in told
     assert b'"added": %d' % added in told
     store.close()
+
+
+class Stale(Files):
+    """The first sync of this file's new content fails."""
+
+    def __init__(self, path):
+        self.path, self.descriptor = str(path), -1
+
+    def create(self, path, *, direct=False):
+        descriptor = super().create(path, direct=direct)
+        if path == f"{self.path}.tmp":
+            self.descriptor = descriptor
+        return descriptor
+
+    def sync(self, descriptor):
+        if descriptor == self.descriptor:
+            self.path, self.descriptor = "", -1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(descriptor)
+
+
+def test_what_follows_the_last_checkpoint_has_the_patience_of_every_write(tmp_path):
+    """A run that is over and is started again: its final state, under its own name."""
+    left_by(tmp_path / "c", 104, BESIDE)
+    final = tmp_path / "final"
+    store, said = persistence(tmp_path / "c", resume="auto", files=Stale(final),
+                              final_state=str(final), checkpoint_retries=1)
+    store.begin()
+    store.close()
+    assert final.stat().st_size
+    (told,) = [json.loads(line) for line in said if b"tried again" in line]
+    assert told["path"] == str(final)
 
 
 def test_the_epoch_lies_beside_the_file_that_a_link_leads_to(tmp_path):

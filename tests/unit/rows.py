@@ -7,6 +7,7 @@ from syncer.values import (
     Choice,
     Digest,
     HostName,
+    InputFile,
     LearnerNames,
     Matching,
     MedianOrNorm,
@@ -73,11 +74,12 @@ ENDS = {
     UnixPath: lambda _: (["unix:/x", "unix:/" + 106 * "y"],
                          ["/x", "unix:x", "unix:", "unix:/" + 107 * "y", "unix:/a\0", 3, b"x"]),
     OutputFile: lambda _: (["x", "\udcff"], [3, b"x", "a\0b", "\ud800"]),
+    InputFile: lambda _: (["x", "\udcff"], [3, b"x", "a\0b", "\ud800"]),
 }
 OTHERS = {
     Whole: ("3", 3), Real: ("0.25", 0.25), Single: ("0.5", 0.5), MedianOrNorm: ("2.5", 2.5),
     MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True),
-    SwitchOr: ("true", True), OutputFile: ("f", "f"), UnixPath: ("unix:/s", "unix:/s"),
+    SwitchOr: ("true", True), OutputFile: ("f", "f"), InputFile: ("f", "f"), UnixPath: ("unix:/s", "unix:/s"),
     LearnerNames: ("l{id}", "l{id}"),
     Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
     HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"), Matching: ("blue", "blue"),
@@ -98,10 +100,11 @@ def another(option):
 BY_NAME = {option.name: option for option in OPTIONS}
 ON = {"late_carry": True, "quorum_capacity": 0.5, "checkpoint_path": "c", "resume": True,
       "grace_ms": 1000, "event_tape": "t", "island_hmac_key": "k",
-      "quorum": 3, "robust": "median", "background_checkpoint": True}
+      "quorum": 3, "robust": "median", "background_checkpoint": True, "tls_cert": "f",
+      "host": None}
 TLS_FILES = ("tls_cert", "tls_key", "tls_client_ca")
 """All of them, or none."""
-OFF = {"delta_correction": "none", "outer_optimizer": "sgd", "grace_ms": 0}
+OFF = {"delta_correction": "none", "outer_optimizer": "sgd", "grace_ms": 0, "host": "127.0.0.1"}
 """What takes the effect of settings that need these, where leaving them out does not."""
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import os
+import threading
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from syncer.config import OPTIONS, Config
 from syncer.config.options import flag
 from syncer.errors import ConfigError
 from syncer.flags import default_text, markdown_table, parser, read_config
-from tests.unit.rows import OFF, ON, another, companions, texts
+from tests.unit.rows import OFF, ON, TLS_FILES, another, companions, texts
 
 RUN = ["--learners", "4", "--total-steps", "8"]
 
@@ -256,6 +258,8 @@ def without(need) -> list[str]:
         return [flag(need.name), "4"]
     value = ON[need.name] if need.off else OFF.get(need.name)
     more = ["--quorum", "3"] if need.name == "robust" else []
+    if need.name == "tls_cert":
+        more = [word for name in TLS_FILES[1:] for word in (flag(name), "f")]
     return [] if value is None else [flag(need.name), str(value), *more]
 
 
@@ -313,9 +317,67 @@ def test_nothing_is_named_that_nobody_gave():
     (["--learner-capacity", "9=1"], {}, "--learner-capacity"),
     (["--quorum-capacity", "0.5", "--quorum", "9"], {}, "--quorum"),
     ([], {"SYNCER_CHECKPOINT_EVERY": "3"}, "--checkpoint-every"),
+    (["--allow-unauthenticated", "--host", "127.0.0.1"], {}, "--allow-unauthenticated"),
+    (["--allow-unauthenticated", "--host", "::1"], {}, "--allow-unauthenticated"),
+    (["--allow-unauthenticated"], {"SYNCER_HMAC_KEY": "k"}, "--allow-unauthenticated"),
 ])
 def test_a_launcher_may_pass_the_same_flags_to_every_run(argv, environ, named):
     assert [pair[0] for pair in read_config([*RUN, *argv], environ).without_effect] == [named]
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    path = tmp_path / "settings"
+    os.mkfifo(path)
+    return path
+
+
+def test_settings_may_come_from_a_pipe_in_parts(pipe):
+    """As of a shell's <(...)."""
+    def write():
+        with open(pipe, "wb", buffering=0) as file:
+            for part in (b"learners", b" = 3\ntotal-", b"steps = 7\n"):
+                file.write(part)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    config = read_config(["--config", str(pipe)], {})
+    writer.join()
+    assert (config.learners, config.total_steps) == (3, 7)
+
+
+@pytest.mark.parametrize(("begun", "what"), [(b"", "nothing"), (b"learners = 3", "its end")])
+def test_settings_that_do_not_come_are_not_waited_for_without_end(pipe, monkeypatch, begun, what):
+    assert flags.CONFIG_S == 10
+    monkeypatch.setattr(flags, "CONFIG_S", 0.2)
+    held = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(held, begun)
+        assert refusal(["--config", str(pipe)]) == (
+            f"--config {pipe} is no regular file, and {what} came from it within 0.2 s: name a "
+            "file")
+    finally:
+        os.close(held)
+
+
+def test_a_file_without_end_is_no_file_of_settings():
+    assert "is larger than 1048576 bytes" in refusal(["--config", "/dev/zero"])
+    assert "--config / cannot be read: Is a directory" in refusal(["--config", "/"])
+
+
+@pytest.mark.parametrize("name", TLS_FILES)
+def test_a_file_that_is_read_need_not_be_writable_and_is_not_written(tmp_path, pipe, name):
+    given = {other: str(tmp_path / other) for other in TLS_FILES}
+    for path in given.values():
+        Path(path).write_text("x")
+    argv = [*RUN, *texts(given)]
+    read_config(argv, {})
+    for option in ("--event-tape", "--final-state", "--checkpoint-path"):
+        assert refusal([*argv, option, given[name]]).endswith(
+            f"the file of {flag(name)} {given[name]}: name another file")
+    assert "is a FIFO: name a regular file" in refusal([*RUN, *texts(given | {name: str(pipe)})])
+    missing = given | {name: str(tmp_path / "no" / "where")}
+    assert getattr(read_config([*RUN, *texts(missing)], {}), name) == missing[name], "says TLS"
 
 
 def test_a_value_of_any_length_is_refused_in_a_sentence():
