@@ -223,7 +223,7 @@ def constants() -> dict[str, float]:
     """Seconds of every constant of the rooms with a unit in its name, by "file:NAME"."""
     found: dict[str, float] = {}
     rooms = [p for room in ROOMS for p in (ROOT / room).rglob("*.py*")]
-    for path in sorted([*rooms, *(ROOT / name for name in BESIDE)]):
+    for path in sorted([*rooms, *(p for name in BESIDE for p in ROOT.glob(name))]):
         if path.suffix not in (".py", ".pyx"):
             continue
         for names, values in CONSTANT.findall(path.read_text(encoding="utf-8")):

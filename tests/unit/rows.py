@@ -79,8 +79,8 @@ ENDS = {
 OTHERS = {
     Whole: ("3", 3), Real: ("0.25", 0.25), Single: ("0.5", 0.5), MedianOrNorm: ("2.5", 2.5),
     MedianOrTrim: ("trimmed-mean:1", 1), Switch: ("true", True),
-    SwitchOr: ("true", True), OutputFile: ("f", "f"), InputFile: ("f", "f"), UnixPath: ("unix:/s", "unix:/s"),
-    LearnerNames: ("l{id}", "l{id}"),
+    SwitchOr: ("true", True), OutputFile: ("f", "f"), InputFile: ("f", "f"),
+    UnixPath: ("unix:/s", "unix:/s"), LearnerNames: ("l{id}", "l{id}"),
     Digest: ("ab" * 32, b"\xab" * 32), PerLearner: ("0=2,3=0.5", ((0, 2.0), (3, 0.5))),
     HostName: ("127.0.0.2", "127.0.0.2"), Secret: ("k2", "k2"), Matching: ("blue", "blue"),
 }

@@ -11,9 +11,8 @@ import struct
 import pytest
 
 from syncer.config import OPTIONS, Config, rules
-from syncer.config.options import NO_DEFAULT, flag
+from syncer.config.options import NO_DEFAULT, flag, is_loopback
 from syncer.config.profile import At
-from syncer.config.options import is_loopback
 from syncer.errors import ConfigError
 from tests.unit.rows import TLS_FILES, another, companions, ends
 
