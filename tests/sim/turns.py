@@ -45,6 +45,8 @@ class LineCheck:
         """Bytes that were allowed to be on their way at any time since the line began."""
         self.others: dict[Any, int] = {}
         """Group -> what was on its way before it caught up, or because a round waited for it."""
+        self.held: dict[Any, set[tuple[int, int]]] = {}
+        """Group that waits -> what was queued before, for an older connection that was current."""
 
     def look(self, session: Any) -> None:
         """Who waits for a turn has nothing queued, and catch-ups never stand in front of the next
@@ -55,14 +57,18 @@ class LineCheck:
         if turns is None or not turns.line:
             self.most = 0
             self.others.clear()
+            self.held.clear()
             return
+        self.held = {group: held for group, held in self.held.items() if group in turns.line}
         self.most = max(self.most, turns.headroom.bytes, turns.at_once * catchups.LEAST_SHARE_BYTES)
         on_the_way = 0
         for group, turn in turns.line.items():
             if group.ended:                       # what it had begun goes out with the refusal
                 continue
             if not turn.begun:
-                assert not group.outbox.held_versions, f"{group.learner} waits, but is sent to"
+                held = set(group.outbox.held_versions)
+                before = self.held.setdefault(group, held if group.sent else set())
+                assert held <= before, f"{group.learner} waits, but is sent to"
             elif group.throttled and group in self.others:
                 self.others[group] = max(self.others[group], waited_for.get(group, 0))
                 on_the_way += group.in_flight()

@@ -13,7 +13,7 @@ from syncer.config import OPTIONS, Config
 from syncer.config.options import flag
 from syncer.errors import ConfigError
 from syncer.flags import default_text, markdown_table, parser, read_config
-from tests.unit.rows import OFF, ON, TLS_FILES, another, companions, texts
+from tests.unit.rows import BY_NAME, OFF, ON, TLS_FILES, another, companions, texts
 
 RUN = ["--learners", "4", "--total-steps", "8"]
 
@@ -280,7 +280,8 @@ def test_a_setting_without_effect_is_named_with_what_it_needs(option, need, as_d
         str(option.default) if option.idle else another(option)[0])
     if text is None:
         return  # off, or unset: nobody asked for anything
-    others = {name: value for name, value in companions(option).items() if name != need.name}
+    others = {name: value for name, value in companions(option).items()
+              if name != need.name and need.name not in {n.name for n in BY_NAME[name].needs}}
     argv = [*RUN, *texts(others), *without(need), *words_of(option, text)]
     if need.refused:
         assert refusal(argv) == (
