@@ -35,9 +35,8 @@ def test_who_says_that_there_is_time_is_nicer_than_the_others(tmp_path, outcomes
 
     class Watching(Files):
         def sync(self, descriptor):
-            for thread in threading.enumerate():
-                if thread.name.startswith("syncer-checkpoint"):
-                    seen[thread.name] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
+            for thread in (saver.lane.thread, saver.lane.usher.thread, threading.current_thread()):
+                seen[thread.name] = os.getpriority(os.PRIO_PROCESS, thread.native_id)
             super().sync(descriptor)
 
     usual = os.getpriority(os.PRIO_PROCESS, 0)
@@ -47,8 +46,8 @@ def test_who_says_that_there_is_time_is_nicer_than_the_others(tmp_path, outcomes
     assert seen == {"syncer-checkpoint": usual,
                     "syncer-checkpoint-usher": min(19, usual + BACKGROUND_NICE)}
     saver.close()
-    assert not [thread for thread in threading.enumerate()
-                if thread.name.startswith("syncer-checkpoint")]
+    assert not saver.lane.thread.is_alive()
+    assert not saver.lane.usher.thread.is_alive()
 
 
 class Busy(Lane):
