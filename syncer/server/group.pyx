@@ -15,6 +15,10 @@ cdef Py_ssize_t WRITE_TURN_BYTES = 8 * 1024 * 1024
 # A piece of no more is short: what is small may go behind it in the same call.
 cdef Py_ssize_t SHORT_BYTES = 64 * 1024
 
+# So much comes before what is there of a message in pieces is worked on again, but for its end:
+# each time costs some microseconds, and all that is still in the cache. A simulation sets it.
+NEWS_BYTES = 512 * 1024
+
 # A grant is shared out over the streams in parts of no less, but for what is left.
 cdef Py_ssize_t LEAST_GRANT_BYTES = 16 * 1024
 
@@ -131,9 +135,12 @@ cdef class Group(Owner):
     # -------------------------------------------------------------------------- what came in
     cpdef object on_bytes(self, Channel channel, Py_ssize_t count):
         self.heard_ns = self.loop.now_ns()
-        message = channel.reader.arriving
-        if message is not None:
-            self.reports.arriving(self, message)
+        self.news += count
+        if self.news >= NEWS_BYTES:
+            message = channel.reader.arriving
+            if message is not None:
+                self.news = 0
+                self.reports.arriving(self, message)
 
     cpdef object on_frame(self, Channel channel, int kind, object payload):
         self.reports.frame(self, kind, payload)
