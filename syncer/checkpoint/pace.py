@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from syncer.checkpoint.lane import Lane
 
-TURN_BYTES = 8 * 1024 * 1024
-"""After so many bytes, a few milliseconds of one core, it is asked whether others need it."""
+TURN_BYTES = 2 * 1024 * 1024
+"""After so many bytes, a millisecond of one core, it is asked whether others need it. Hashing asks
+before each of its pieces, which are larger."""
 RESTS_S = 0.05
 """A pause for the rate is taken in pieces of so much, so that it ends when somebody waits."""
 
