@@ -56,6 +56,7 @@ KERNELS = {
         ("blend_portable.c", []),
         ("reduce_portable.c", []),
         ("arrays.c", ["openmp"]),
+        ("changes.c", ["openmp"]),
         ("check.c", []),
         ("check_faint.c", []),
         ("merge_fragment.c", ["openmp"]),

@@ -1,7 +1,7 @@
 /* Static ranges over threads: OpenMP when the compiler has it, the same calls one by one when not.
  *
- * Must not be included by anything but arrays.c. One part never enters a parallel region, so that
- * a process that forks later (a trainer with data workers) is safe with threads = 1.
+ * Must not be included by anything but arrays.c and changes.c. One part never enters a parallel
+ * region, so that a process that forks later (a trainer with data workers) is safe with threads = 1.
  */
 #ifndef SYNCER_PARALLEL_H
 #define SYNCER_PARALLEL_H

@@ -114,6 +114,13 @@ enum sk_dtype { SK_DTYPE_F32 = 1, SK_DTYPE_BF16 = 2, SK_DTYPE_Q4 = 3 }; /* as on
 int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, int negate, int threads);
 void sk_encode_bf16(const float *src, uint8_t *out, size_t n, int threads);
 void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads);
+/* change = q4(values - base), out = base + change: base and out are f32 or bf16 bytes, as `dtype`
+ * says. Returns the first element of out that is not finite, or -1. */
+int64_t sk_encode_change(int dtype, const float *values, const uint8_t *base, uint8_t *change,
+                         uint8_t *out, size_t n, int threads);
+/* The same `out` from the change. */
+void sk_apply_change(int dtype, const uint8_t *base, const uint8_t *change, uint8_t *out, size_t n,
+                     int threads);
 
 double sk_sumsq(const float *x, size_t n, int threads); /* blocked sums, in f64 */
 double sk_dot(const float *x, const float *y, size_t n, int threads);

@@ -73,6 +73,10 @@ cdef extern from "syncer_kernels.h" nogil:
                       int threads) noexcept
     void sk_encode_bf16(const float *src, uint8_t *out, size_t n, int threads) noexcept
     void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads) noexcept
+    int64_t sk_encode_change(int dtype, const float *values, const uint8_t *base, uint8_t *change,
+                             uint8_t *out, size_t n, int threads) noexcept
+    void sk_apply_change(int dtype, const uint8_t *base, const uint8_t *change, uint8_t *out,
+                         size_t n, int threads) noexcept
     void sk_encode_range(int dtype, const float *src, size_t n, size_t begin, size_t end,
                          uint8_t *out, int threads) noexcept
     double sk_sumsq(const float *x, size_t n, int threads) noexcept

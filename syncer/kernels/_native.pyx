@@ -245,6 +245,52 @@ def encode_q4(src, out, threads=1):
         sk_encode_q4(start, target, n, parts)
 
 
+cdef int check_bulk(int dtype) except -1:
+    if dtype not in (SK_DTYPE_F32, SK_DTYPE_BF16):
+        raise ValueError(f"dtype: expected 1 (f32) or 2 (bf16), found {dtype}")
+    return 0
+
+
+def encode_change(int dtype, values, base, change, out, threads=1):
+    """change = q4(values - base), and out = base + change: what a peer has that had `base`.
+
+    dtype: of `base` and `out`, 1 f32 or 2 bf16. Returns the index of the first value of `out` that
+    is not finite, or -1; all is written in both cases. Raises as `decode`."""
+    cdef _Buffers held = _Buffers()
+    cdef size_t n, of_base, of_change, of_out
+    cdef int parts = check_threads(threads)
+    cdef float *source = held.floats(values, "values", &n, False)
+    cdef uint8_t *before = held.data(base, &of_base, False)
+    cdef uint8_t *told = held.data(change, &of_change, True)
+    cdef uint8_t *after = held.data(out, &of_out, True)
+    cdef int64_t bad
+    check_bulk(dtype)
+    check_wire_bytes("base", dtype, n, of_base)
+    check_wire_bytes("change", SK_DTYPE_Q4, n, of_change)
+    check_wire_bytes("out", dtype, n, of_out)
+    with nogil:
+        bad = sk_encode_change(dtype, source, before, told, after, n, parts)
+    return bad
+
+
+def apply_change(int dtype, base, change, out, threads=1):
+    """The same `out` from the same `base` and the `change` alone. `out` is another memory than
+    `base`. Raises as `decode`."""
+    cdef _Buffers held = _Buffers()
+    cdef size_t n, of_base, of_change, of_out
+    cdef int parts = check_threads(threads)
+    cdef uint8_t *before = held.data(base, &of_base, False)
+    cdef uint8_t *told = held.data(change, &of_change, False)
+    cdef uint8_t *after = held.data(out, &of_out, True)
+    check_bulk(dtype)
+    n = of_base // wire_bytes(dtype, 1)
+    check_wire_bytes("base", dtype, n, of_base)
+    check_wire_bytes("change", SK_DTYPE_Q4, n, of_change)
+    check_wire_bytes("out", dtype, n, of_out)
+    with nogil:
+        sk_apply_change(dtype, before, told, after, n, parts)
+
+
 # ------------------------------------------------------------------ blocked sums
 
 def sumsq(x, threads=1):

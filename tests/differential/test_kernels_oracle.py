@@ -9,6 +9,7 @@ from syncer import kernels
 from syncer.kernels import testing
 from syncer.protocol import tensor_bytes
 from tests.golden import merge_reference as oracle
+from tests.golden.change_reference import q4_decode, q4_encode
 
 F32 = np.float32
 LENGTHS = [0, 1, 7, 8, 9, 17, 1003, 16383, 16384, 16385, 40003]
@@ -40,31 +41,6 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-def numpy_q4_encode(x: np.ndarray) -> bytes:
-    """The definition with log2, in NumPy f32; for finite x."""
-    padded = np.zeros(-(-x.size // 256) * 256, F32)
-    padded[: x.size] = x
-    rows = padded.reshape(-1, 256)
-    scale = np.abs(rows).max(axis=1)
-    safe = np.where(scale > 0, scale, F32(1))
-    ratio = np.abs(rows) / safe[:, None]
-    with np.errstate(divide="ignore"):
-        level = np.clip(np.rint(np.log2(ratio.astype(np.float64)).astype(F32)) + 7, 0, 7)
-    level = np.where(ratio > 0, level, 0).astype(np.uint8)
-    nibble = level | np.where((rows < 0) & (level > 0), 8, 0).astype(np.uint8)
-    packed = nibble[:, 0::2] | nibble[:, 1::2] << 4
-    return b"".join(s.tobytes() + p.tobytes() for s, p in zip(scale, packed, strict=True))
-
-
-def numpy_q4_decode(wire: bytes, n: int) -> np.ndarray:
-    blocks = np.frombuffer(wire, np.uint8).reshape(-1, 132)
-    scale = blocks[:, :4].copy().view(F32)
-    nibble = np.stack([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], axis=2).reshape(-1, 256)
-    table = np.array([0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1], F32)
-    value = table[nibble & 7] * scale
-    return np.where(nibble >= 8, -value, value).ravel()[:n].astype(F32)
-
-
 def test_bf16_encode_of_every_high_half(codec: str) -> None:
     """All 65,536 high halves with the low halves around every rounding decision."""
     high = np.arange(65536, dtype=np.uint32) << 16
@@ -93,10 +69,10 @@ def test_q4_against_the_definition(codec: str, n: int) -> None:
     x[700:900] *= F32(1e-40)  # subnormals
     wire = bytearray(tensor_bytes(n, 3))
     kernels.encode_q4(x, wire)
-    assert bytes(wire) == numpy_q4_encode(x)
+    assert bytes(wire) == q4_encode(x)
     out = np.empty(n, F32)
     assert kernels.decode_q4(wire, out, False) == -1
-    assert same_bits(out, numpy_q4_decode(bytes(wire), n))
+    assert same_bits(out, q4_decode(bytes(wire), n))
 
 
 @pytest.mark.parametrize("n", LENGTHS)
