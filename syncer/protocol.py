@@ -35,6 +35,8 @@ COMPAT_MAGIC = b"YCG1"
 COMPAT_GROUP_BYTES_MAX = 64
 EXTENSION_MAGIC = b"SYX1"
 EXTENSION_REVISION = 1
+WELCOME_WITH_CHANGES = 2
+"""Revision of a WELCOME that says that broadcasts may come as changes."""
 EXTENSION_BYTES_MAX = 8 * 1024 * 1024
 WELCOME_BYTES_MAX = 4096
 """And a byte for each fragment."""
@@ -80,6 +82,7 @@ class Msg(IntEnum):
     NOTICE = 16
     REPORT = 17
     LAYOUT = 18
+    BCAST_CHANGE = 19
 
 
 class RunState(IntEnum):

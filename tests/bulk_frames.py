@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from syncer.protocol import Msg
 from syncer.wire import messages as m
-from syncer.wire.encode import bare_message, bcast_head, final_head, init_head, push_head
+from syncer.wire.encode import (
+    bare_message,
+    bcast_head,
+    change_head,
+    final_head,
+    init_head,
+    push_head,
+)
 
 
 def encode_init(init: m.Init) -> bytes:
@@ -21,6 +28,12 @@ def encode_bcast(bcast: m.Bcast) -> bytes:
     """BCAST_FRAGMENT as one frame."""
     head = bcast_head(bcast.fragment, bcast.version)
     return b"".join(bare_message(Msg.BCAST_FRAGMENT, head, bcast.tensor))
+
+
+def encode_change(change: m.BcastChange) -> bytes:
+    """BCAST_CHANGE as one frame."""
+    head = change_head(change.fragment, change.base, change.version)
+    return b"".join(bare_message(Msg.BCAST_CHANGE, head, change.delta))
 
 
 def encode_final_fragment(final: m.FinalFragment) -> bytes:

@@ -29,6 +29,7 @@ HELLO, OUTBOX = "unit/test_wire_hello.py", "unit/test_server_outbox.py"
 TURNS, READERS = "sim/test_catchups.py", "e2e/test_server_readers.py"
 SHORTAGE = "e2e/test_server_shortage.py"
 INTRODUCTIONS = "e2e/test_server_introductions.py"
+DOWNLINK, ANCHORS = "e2e/test_downlink.py", "unit/test_server_downlink.py"
 RENUMBERING = "checkpoint/test_renumbering.py"
 PROMISED = "unit/test_server_promised.py"
 CHECKPOINTS, RESUME = "e2e/test_checkpoints.py", "e2e/test_resume.py"
@@ -126,6 +127,17 @@ ELSEWHERE = {
              "e2e/test_server_runs.py::test_two_fleets_with_the_same_ids_on_one_port"],
     "17.8": ["e2e/test_tls.py::test_an_id_comes_with_its_certificate",
              "e2e/test_tls.py::test_data_sockets_come_with_the_certificate_of_their_learner"],
+    "18.1": [f"{ANCHORS}::"
+             "test_an_anchor_is_the_one_before_and_a_change_towards_the_parameters"],
+    "18.2": [f"{DOWNLINK}::test_all_learners_hold_one_anchor_however_it_came"],
+    "18.3": [f"{ANCHORS}::test_what_a_change_would_make_infinite_is_whole",
+             f"{ANCHORS}::test_without_memory_a_version_is_whole"],
+    "18.4": [f"{OUTBOX}::test_a_change_goes_to_who_has_what_it_changes",
+             f"{OUTBOX}::test_what_a_peer_keeps_is_changed",
+             f"{DOWNLINK}::test_who_comes_back_goes_on_from_what_is_kept"],
+    "18.5": [f"{DOWNLINK}::test_nothing_is_kept_of_another_process",
+             "unit/test_server_introductions.py"
+             "::test_what_a_learner_holds_counts_by_the_process_that_sent_it"],
     "14.8": [f"{RESUME}::test_what_no_run_would_take_does_not_end_a_strict_one"],
 }
 """Rule -> tests that are no scenarios, relative to tests/."""

@@ -168,6 +168,19 @@ def yeto_holds_nesterov_only(config: Config) -> str | None:
     return None
 
 
+def changes_need_new_numbers(config: Config) -> str | None:
+    """A learner that has such a version would find other bytes under its number after a resume."""
+    if config.downlink == "whole" or config.checkpoint_path is None:
+        return None
+    if config.checkpoint_format == "yeto-v3":
+        return ("--downlink q4 needs steps that a resume can raise, which --checkpoint-format "
+                "yeto-v3 has no place for: use --checkpoint-format safetensors")
+    if config.renumber == 0:
+        return ("--downlink q4 needs steps that a resume can raise: leave --renumber 0 out, or go "
+                "on with --downlink whole")
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     capacities_are_of_learners, a_file_has_a_place, the_quorum_can_be_reached,
     counts_can_be_reached, a_fixed_roster_waits_for_everybody, the_activation_fits_the_period,
@@ -175,5 +188,6 @@ RULES: tuple[Rule, ...] = (
     an_exact_fold_is_fixed_for_the_round, outliers_leave_a_value,
     every_step_is_saved_in_the_foreground, a_budget_run_is_a_beginning,
     a_checkpoint_goes_on_or_is_replaced, yeto_holds_nesterov_only,
+    changes_need_new_numbers,
 )
 """In the order they are looked at: the first that is broken is what a refusal says."""

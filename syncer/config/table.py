@@ -246,12 +246,13 @@ class Config(Remarked):
         "network", Whole(1, SECONDS_MAX),
         "end a connection whose queued data makes no progress for so many seconds; Linux does it "
         "after 60 (TCP_USER_TIMEOUT) if that is less", metavar="S"))
-
     max_concurrent_catchups: int | None = setting(default=None, row=Option(
         "network", Whole(1, U32), "learners that are sent the model at once after they have "
         "joined a run under way; others wait for their turn", metavar="N",
         unset="as many as slow no broadcast of a round down to more than 1.5 times"))
-
+    downlink: Literal["whole", "q4"] = setting(default="whole", row=Option(
+        "network", Choice(("whole", "q4")),
+        "broadcasts go down whole, or as 4-bit changes (q4) to learners that can take them"))
     max_readers: int = setting(default=8, row=Option(
         "network", Whole(0, 4096), "readers (syncer pull) at a time, 0: none; one on a slow link "
         "may hold 4 bytes per parameter", metavar="N"))

@@ -20,7 +20,8 @@ from typing import TypeAlias
 from syncer import tcp
 from syncer.errors import NoMemory, SyncerError
 from syncer.gather import advance
-from syncer.learner.connection import CONTROL, Connection
+from syncer.learner.changes import Rebuilt
+from syncer.learner.connection import CONTROL, Connection, Inbound
 from syncer.learner.failures import TurnedAway
 from syncer.learner.news import News
 from syncer.learner.pulse import Pulse
@@ -275,7 +276,7 @@ class ClientGroup:
             self._changed.notify_all()
 
     def _read(self, stream: int) -> None:
-        each, connection, session = self._sockets[stream], self.connection, self._session
+        each, connection = self._sockets[stream], self.connection
         while True:
             count = each.socket.recv_into(connection.buffer(stream))
             if count == 0:
@@ -284,12 +285,18 @@ class ClientGroup:
             self.heard_at = time.monotonic()
             for msg_type, payload in connection.received(stream, count):
                 inbound = connection.parse(msg_type, payload)
-                with self._lock:
-                    if isinstance(inbound.message, Bcast):
-                        self.silence = self._news.heard(
-                            time.monotonic(), inbound.message.version) or self.silence
-                    if session.accept(connection, inbound):
-                        self._changed.notify_all()
+                while (ready := self._accept(inbound)) is not None:
+                    inbound = connection.rebuild(ready)
+
+    def _accept(self, inbound: Inbound) -> Rebuilt | None:
+        """Into the session; a change of it that has waited, or that it is, and can be taken now."""
+        with self._lock:
+            if isinstance(inbound.message, Bcast):
+                self.silence = self._news.heard(
+                    time.monotonic(), inbound.message.version) or self.silence
+            if self._session.accept(self.connection, inbound):
+                self._changed.notify_all()
+            return self._session.rebuilt(self.connection, inbound.fragment)
 
     def _write(self, stream: int) -> None:
         each = self._sockets[stream]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from syncer.errors import RemoteProtocolError
 from syncer.kernels import sha256
+from syncer.learner.changes import Rebuilt
 from syncer.learner.tensor_messages import TensorMessage
-from syncer.protocol import Msg
+from syncer.protocol import DTYPE_Q4, Msg, bulk_dtype
 from syncer.wire.encode import chunk_message, encode_data_hello, encode_hello
 from syncer.wire.extended import NoticeText, Welcome, parse_notice, parse_welcome
 from syncer.wire.frames import FrameReader, Reassembly
@@ -20,11 +21,13 @@ from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
 from syncer.wire.messages import (
     Bcast,
+    BcastChange,
     DataHello,
     FinalFragment,
     Manifest,
     Pull,
     parse_bcast,
+    parse_bcast_change,
     parse_error,
     parse_final_fragment,
     parse_manifest,
@@ -39,7 +42,8 @@ CONTROL = 0
 """Stream number of the control socket; data socket i is stream i + 1."""
 
 
-Received: TypeAlias = Pull | Bcast | FinalFragment | Manifest | Welcome | NoticeText | str | None
+Received: TypeAlias = (Pull | Bcast | BcastChange | FinalFragment | Manifest | Welcome | NoticeText
+                       | str | None)
 """A message of the server; the text of an ERROR, None for SHUTDOWN."""
 
 
@@ -54,6 +58,11 @@ class Inbound(NamedTuple):
     message: Received
     digest: bytes = b""
 
+    @property
+    def fragment(self) -> int:
+        """Of a broadcast, whole or as a change; -1 of anything else."""
+        return self.message.fragment if isinstance(self.message, Bcast | BcastChange) else -1
+
 
 class Connection:
     """One generation: what each of its sockets says first, reads, and carries.
@@ -65,7 +74,8 @@ class Connection:
         self._session = session
         self.generation = hello.generation
         self.streams = 1 + hello.num_streams
-        extended = hello.extension is not None
+        extension = hello.extension
+        extended = extension is not None
         self.openings = [encode_hello(hello, key)] + [
             encode_data_hello(DataHello(hello.learner, hello.generation, index),
                               key if extended else None)
@@ -75,7 +85,9 @@ class Connection:
         """Whether it introduces itself."""
         self.welcome: Welcome | None = None
         """What the server has answered to that, once the session has judged it."""
-        limits = Limits.for_client(session.layout, session.dtype, extended=extended)
+        self.limits = limits = Limits.for_client(
+            session.layout, session.dtype, extended=extended,
+            changes=extension is not None and bool(extension.changes))
         reassembly = Reassembly(limits)
         self._readers = [FrameReader(limits, reassembly) for _ in range(self.streams)]
         self._next_data = 0
@@ -84,6 +96,11 @@ class Connection:
     def ready(self) -> bool:
         """Whether its data sockets may be dialed, and anything sent but a greeting."""
         return self.welcome is not None or not self.extended
+
+    @property
+    def takes_changes(self) -> bool:
+        """Whether broadcasts may come as changes (wire 20)."""
+        return self.welcome is not None and self.welcome.changes == DTYPE_Q4
 
     @property
     def stripes(self) -> int:
@@ -118,6 +135,8 @@ class Connection:
         if msg_type == Msg.BCAST_FRAGMENT:
             message = parse_bcast(payload, layout, session.dtype)
             digest = sha256(message.tensor)
+        elif msg_type == Msg.BCAST_CHANGE:
+            message = parse_bcast_change(payload, layout)
         elif msg_type == Msg.FINAL_FRAGMENT:
             message = parse_final_fragment(payload, layout)
             digest = sha256(message.tensor)
@@ -137,6 +156,11 @@ class Connection:
             raise RemoteProtocolError(f"unexpected message type {msg_type}")  # impossible: limits
         return Inbound(msg_type, message, digest)
 
+    def rebuild(self, rebuilt: Rebuilt) -> Inbound:
+        """The broadcast that a change stands for, as `parse` would give it. Pure, as that."""
+        message = rebuilt.broadcast(bulk_dtype(self._session.dtype))
+        return Inbound(Msg.BCAST_FRAGMENT, message, sha256(message.tensor))
+
     def feed(self, stream: int, data: bytes | bytearray | memoryview) -> list[Inbound]:
         """Takes bytes of a stream in one go: the frames that changed the session's state.
 
@@ -147,12 +171,24 @@ class Connection:
         accepted = []
         try:
             for msg_type, payload in self._readers[stream].feed(data):
-                inbound = self.parse(msg_type, payload)
-                if session.accept(self, inbound):
-                    accepted.append(inbound)
+                accepted += self.taken(self.parse(msg_type, payload))
         except RemoteProtocolError as error:
             session.fail(error)
             raise
+        return accepted
+
+    def taken(self, inbound: Inbound) -> list[Inbound]:
+        """What of it, and of changes that have waited for it, has changed the session's state.
+
+        Long, and no call may be beside it.
+        """
+        session, accepted = self._session, []
+        following: Inbound | None = inbound
+        while following is not None:
+            if session.accept(self, following):
+                accepted.append(following)
+            ready = session.rebuilt(self, following.fragment)
+            following = None if ready is None else self.rebuild(ready)
         return accepted
 
     def stripe(self, message: TensorMessage) -> Iterator[tuple[int, list[bytes | memoryview]]]:

@@ -10,7 +10,7 @@ import platform
 from syncer import __version__
 from syncer.errors import ConfigError
 from syncer.learner.failures import ConnectionFailed, NotUnderstood, RunLost, RunMismatch, refusal
-from syncer.protocol import RUN_NAME_RULE
+from syncer.protocol import DTYPE_Q4, RUN_NAME_RULE
 from syncer.wire.contracts import is_run_name, run_contract
 from syncer.wire.extended import Welcome
 from syncer.wire.extension import CLIENT_BYTES_MAX, Extension, Held, RunClaim
@@ -60,7 +60,7 @@ class Introduction:
         if self.silent:
             return None
         run = None if self._run is None else RunClaim(self._base, self._run)
-        return Extension(client_text(), held, self.names, run=run)
+        return Extension(client_text(), held, self.names, run=run, changes=(DTYPE_Q4,))
 
     def refused(self, text: str) -> ConnectionFailed:
         """What the ERROR means that answers an introduction."""

@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.layout import Layout
+from syncer.learner.changes import Changes, Rebuilt
 from syncer.learner.connection import Connection, Inbound, Received
 from syncer.learner.failures import ConnectionFailed, RunMismatch, TurnedAway, refusal
 from syncer.learner.final_cut import ArrivingCut, is_news
@@ -51,6 +52,7 @@ from syncer.wire.extension import Held
 from syncer.wire.hello import Hello
 from syncer.wire.messages import (
     Bcast,
+    BcastChange,
     FinalAck,
     FinalFragment,
     Heartbeat,
@@ -134,6 +136,7 @@ class Session:
         self._concluded_by: Connection | None = None
         """The connection on which the manifest of the final cut came."""
         self._applied: list[_Applied | None] = [None] * count
+        self._changes = Changes(count)
         self.versions: tuple[int, ...] = (0,) * count
         """Version of each fragment that was last taken to be applied; 0 also before the first."""
         self.last_generation: int | None = None
@@ -171,6 +174,7 @@ class Session:
         self.connection = connection
         self._unheard = set(range(len(self.layout.fragments)))
         self._unconfirmed = set(self._unheard)
+        self._changes.begin()
         return connection
 
     def lost(self, connection: Connection | None) -> None:
@@ -217,7 +221,7 @@ class Session:
             raise self._refusal(connection, message)
         if not connection.ready or isinstance(message, Welcome | NoticeText):
             return self._accept_introduction(connection, message)
-        if isinstance(message, Bcast):
+        if isinstance(message, Bcast | BcastChange):
             return self._accept_broadcast(connection, message, digest)
         if isinstance(message, Pull):
             return self._accept_pull(connection, message)
@@ -264,30 +268,53 @@ class Session:
         """Every version that is of a run that is lost: all but what the server keeps."""
         for fragment in set(range(len(self.layout.fragments))) - kept:
             self.accepted[fragment] = self._sources[fragment] = self._applied[fragment] = None
+            self._changes.forget(fragment)
         self.versions = (0,) * len(self.layout.fragments)
         self._answered = None
         self.broadcasts = deque(b for b in self.broadcasts if b.fragment in kept)
 
-    def _accept_broadcast(self, connection: Connection, message: Bcast, digest: bytes) -> bool:
+    def _accept_broadcast(self, connection: Connection, message: Bcast | BcastChange,
+                          digest: bytes) -> bool:
         if self.connection not in (None, connection):
             return False  # late: the new connection tells what holds now
-        seen = self.accepted[message.fragment]
-        if message.fragment in self._unheard:
-            self._unheard.discard(message.fragment)
-            if seen == (message.version, digest):
-                self._sources[message.fragment] = connection.instance
-                self._confirm(message.fragment)
-                return False
-        elif not is_news(message, digest, seen, "BCAST_FRAGMENT"):
+        if isinstance(message, BcastChange):
+            return self._accept_change(connection, message)
+        fragment, seen = message.fragment, self.accepted[message.fragment]
+        is_replay = fragment in self._unheard and seen == (message.version, digest)
+        if fragment not in self._unheard and not is_news(message, digest, seen, "BCAST_FRAGMENT"):
             return False
-        self.accepted[message.fragment] = message.version, digest
-        self._sources[message.fragment] = connection.instance
+        self._unheard.discard(fragment)
+        self._sources[fragment] = connection.instance
+        if connection.takes_changes:
+            self._changes.keep(message)
+        if is_replay:
+            self._confirm(fragment)
+            return False
+        self.accepted[fragment] = message.version, digest
         for older in self.broadcasts:
             if older.fragment == message.fragment:
                 self.broadcasts.remove(older)
                 break
         self.broadcasts.append(message)
         return True
+
+    def _accept_change(self, connection: Connection, change: BcastChange) -> bool:
+        """It waits for what it changes, if only for a moment: see `rebuilt`."""
+        if not connection.takes_changes:
+            raise RemoteProtocolError("BCAST_CHANGE from a server whose WELCOME speaks of none")
+        seen = None if change.fragment in self._unheard else self.accepted[change.fragment]
+        try:
+            self._changes.put(change, seen and seen[0], connection.limits.open_bytes_max)
+        except TurnedAway:
+            self._sources[change.fragment] = None  # so that the next connection brings it whole
+            raise
+        return False
+
+    def rebuilt(self, connection: Connection, fragment: int) -> Rebuilt | None:
+        """A change of this fragment whose base is here now, for `Connection.rebuild`."""
+        if fragment < 0 or fragment in self._unheard or self.connection not in (None, connection):
+            return None
+        return self._changes.take(fragment)
 
     def _accept_pull(self, connection: Connection, pull: Pull) -> bool:
         if connection is not self.connection or pull in self.pulls:
@@ -396,7 +423,8 @@ class Session:
         else:
             step = str(max(seen[0] for seen in self.accepted if seen is not None))
         own = f"{self.steps} steps and {self.tokens} tokens" if self.steps else "no step yet"
-        return f"{run} is at step {step}; learner {self.learner} has made {own} in this process"
+        return (f"{run} is at step {step}; learner {self.learner} has made {own} in this process"
+                + "; broadcasts come as 4-bit changes" * connection.takes_changes)
 
     def awaited(self) -> str:
         """What has to happen before there is news for this learner, as far as it can know."""

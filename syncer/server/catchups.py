@@ -37,7 +37,7 @@ from syncer.protocol import NoticeCode
 from syncer.server.group import Group
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
-from syncer.server.wire_version import WireVersion
+from syncer.server.wire_version import Image
 
 MS = 10**6
 SHARE_BYTES = 256 * 1024
@@ -115,12 +115,12 @@ class Flight:
 
     __slots__ = ("begun_ns", "count", "free_ns", "kind", "left", "size", "took_ns")
 
-    def __init__(self, size: int, groups: list[Group], begun_ns: int, kind: FlightKind):
+    def __init__(self, size: int, groups: dict[Group, int], begun_ns: int, kind: FlightKind):
         self.size, self.begun_ns, self.kind = size, begun_ns, kind
         self.free_ns: int | None = None
         """When the way was free of catch-ups: its time counts from there."""
-        most = size - max(TAIL_BYTES, size // 32)
-        self.left = [(group, group.sent + most) for group in groups]
+        self.left = [(group, group.sent + own - max(TAIL_BYTES, own // 32))
+                     for group, own in groups.items()]
         """Whom it has not reached, and their bytes when it has."""
         self.count = len(groups)
         self.took_ns: list[int] = []
@@ -225,7 +225,7 @@ class CatchUps:
     """
 
     def __init__(self, loop: Loop, log: Log, *, versions: Callable[[], list[int]],
-                 images: Callable[[Group], list[WireVersion]], limit: int | None,
+                 images: Callable[[Group], list[Image]], limit: int | None,
                  write_timeout_ns: int, notice: Callable[[Group, NoticeCode, str], None],
                  stalled: Callable[[Group, bool], None]):
         self.loop, self.log, self.versions, self.images = loop, log, versions, images
@@ -234,8 +234,7 @@ class CatchUps:
         self.line: dict[Group, Turn] = {}
         self.flights: list[Flight] = []
         self.headroom = Headroom()
-        self.busy_since_ns = self.quiet_until_ns = self.tries = 0
-        self.looked_ns = 0
+        self.busy_since_ns = self.quiet_until_ns = self.tries = self.looked_ns = 0
         self.timer: Timer | None = None
         self.tick_ns = TICK_NS
 
@@ -297,14 +296,16 @@ class CatchUps:
             self.quiet_until_ns = self.loop.now_ns() + PAUSE_NS
             self._serve()
 
-    def broadcast(self, size: int, groups: Iterable[Group]) -> None:
-        """A fragment of this size is queued for these, who are to have it first."""
+    def broadcast(self, size: int, groups: Iterable[Group],
+                  bytes_of: Callable[[Group], int]) -> None:
+        """A fragment of this size, `bytes_of` for each, is queued for these, who have it first."""
         training = [group for group in groups if group not in self.line] if self.line else []
         if training:
             now_ns = self.loop.now_ns()
             step = -(-len(training) // SAMPLE)
             kind = self._kind(size, now_ns)
-            self.flights.append(Flight(size, training[::step], now_ns, kind))
+            sample = {group: bytes_of(group) for group in training[::step]}
+            self.flights.append(Flight(size, sample, now_ns, kind))
             self._serve()
 
     def _kind(self, size: int, now_ns: int) -> FlightKind:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from syncer.config import Config
 from syncer.layout import ISO, RDA, Layout
 from syncer.merge.optimizers import OPTIMIZERS
-from syncer.protocol import DTYPE_F32, bulk_dtype, tensor_bytes
+from syncer.protocol import DTYPE_F32, DTYPE_Q4, bulk_dtype, tensor_bytes
 from syncer.server.log import LOG_BYTES_MAX
 from syncer.server.tape import TAPE_BYTES_MAX
 
@@ -95,12 +95,23 @@ class Sizes:
         return decoded + max(result, received)
 
 
+def anchors_of(config: Config, layout: Layout, dtype: int) -> list[int]:
+    """By fragment, what learners hold of a version and its change."""
+    if config.downlink == "whole":
+        return []
+    return [sum(in_blocks(tensor_bytes(fragment.numel, kind))
+                for kind in (bulk_dtype(dtype), DTYPE_Q4)) for fragment in layout.fragments]
+
+
 def memory_parts(config: Config, layout: Layout, dtype: int) -> dict[str, int]:
     """Bytes at most, by part, for a session of this layout in this dtype, while everybody reads
     what is sent."""
     sizes = Sizes(config, layout, dtype)
     optimizer = sizes.state * sizes.model
-    rounds, broadcasts = sizes.rounds(), sizes.at_once // 2 if sizes.encoded else 0
+    rounds, anchors = sizes.rounds(), anchors_of(config, layout, dtype)
+    broadcasts = sizes.at_once // 2 if sizes.encoded else 0
+    # the next anchors, and the bytes of parameters that were not changed yet
+    broadcasts += 2 * sum(heapq.nlargest(sizes.depth, anchors))
     late = 0
     if config.quorum < config.learners:  # it comes when its round has closed
         late = sizes.largest + (0 if sizes.in_place else sizes.sent_max)
@@ -111,6 +122,7 @@ def memory_parts(config: Config, layout: Layout, dtype: int) -> dict[str, int]:
         "optimizer": optimizer,
         "rounds": rounds,
         "broadcasts": broadcasts,
+        "anchors": sum(anchors),
         "late": late,
         "checkpoint": ((1 + sizes.state) * sizes.model if config.background_checkpoint else 0)
         + (SAVING_BYTES if config.checkpoint_path else 0),
@@ -158,7 +170,7 @@ def formula_of(config: Config, layout: Layout, parts: dict[str, int]) -> Formula
     """`8 P + 18 G`: P parameters in all, G in the fragments that are in flight at most."""
     numels = [fragment.numel for fragment in layout.fragments]
     in_flight = sum(heapq.nlargest(depth_of(config, len(numels)), numels))
-    kept = parts["parameters"] + parts["optimizer"] + parts["checkpoint"]
+    kept = sum(parts[name] for name in ("parameters", "optimizer", "anchors", "checkpoint"))
     each = [f"{size / count:.3g} {name}" for size, count, name in (
         (kept, sum(numels), "P"), (moving_bytes(parts), in_flight, "G"))]
     return Formula(" + ".join(each), sum(numels), in_flight)

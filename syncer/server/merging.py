@@ -22,6 +22,7 @@ from syncer.merge.folds import Fold
 from syncer.merge.versions import FragmentVersion, Prepared
 from syncer.server import workers
 from syncer.server.decoded import Decoded
+from syncer.server.downlink import AnchorImage, Downlink
 from syncer.server.loop import Loop
 from syncer.server.workers import Job, Workers
 
@@ -38,6 +39,8 @@ class Timed(NamedTuple):
     """The sentence that says why there is none."""
     excluded: tuple[Excluded, ...] = ()
     nothing_left: bool = False
+    anchor: AnchorImage | None = None
+    """What learners are sent of it, if that is not its parameters."""
 
 
 def check_as_bf16(loaded: Sequence[Loaded]) -> None:
@@ -83,14 +86,17 @@ class Merging:
     """The fragments of a run and everything that is computed on them.
 
     `handle` takes `Folded` and `MergeDone`; an error that no peer can cause is raised in the loop's
-    thread. bf16: the session's broadcasts are. Raises `ConfigError` for a layout that this
+    thread. bf16: the session's broadcasts are. downlink: keeps the anchors, where they are not the
+    parameters. Raises `ConfigError` for a layout that this
     configuration cannot merge.
 
     Large: a method per action that computes, with its half in a worker beside it.
     """
 
     def __init__(self, config: Config, layout: Layout, helpers: Workers, loop: Loop,
-                 handle: Callable[[events.Event], None], *, bf16: bool = False):
+                 handle: Callable[[events.Event], None], *, bf16: bool = False,
+                 downlink: Downlink | None = None):
+        self.downlink = downlink
         self.workers, self.loop, self.handle = helpers, loop, handle
         self.limit_s = config.quorum_timeout_s
         self.store = FragmentStore(
@@ -110,6 +116,8 @@ class Merging:
                                   "exact, which allows avg and rda only")
         self.folds: dict[int, FoldWork] = {}
         self.prepared: dict[int, Prepared] = {}
+        self.anchors: dict[int, AnchorImage | None] = {}
+        """Of what is prepared."""
         self.stats: dict[int, dict[str, Any]] = {}
         self.torn: dict[int, Prepared] = {}
         """By fragment: committed, and publishing it was never done. Its values are whole."""
@@ -242,9 +250,17 @@ class Merging:
                 return Timed(None, self.loop.now_ns() - begun_ns, str(error), error.excluded, True)
             except NumericsError as error:
                 return Timed(None, self.loop.now_ns() - begun_ns, str(error))
-            return Timed(prepared, self.loop.now_ns() - begun_ns, None, prepared.excluded)
+            return Timed(prepared, self.loop.now_ns() - begun_ns, None, prepared.excluded,
+                         anchor=self._anchor(prepared))
 
         return run
+
+    def _anchor(self, prepared: Prepared) -> AnchorImage | None:
+        """On the worker, behind its merge."""
+        before, after = prepared.base, prepared.result
+        if self.downlink is None or before is None or after is None:
+            return None
+        return self.downlink.next(before, after)
 
     def _merged(self, action: actions.StartMerge, payloads: list[Decoded], result: Timed,
                 error: BaseException | None) -> None:
@@ -258,6 +274,7 @@ class Merging:
         prepared, gnorm, restarted = result.prepared, 0.0, False
         if prepared is not None:
             self.prepared[action.step] = prepared
+            self.anchors[action.step] = result.anchor
             gnorm, restarted = prepared.gnorm, prepared.restarted
             if prepared.stats is not None:
                 self.stats[action.step] = prepared.stats.record()
@@ -271,7 +288,9 @@ class Merging:
         prepared = self.prepared[step]
         self.torn[prepared.fragment] = prepared
         version = self.store.publish(prepared)
-        del self.prepared[step], self.torn[prepared.fragment]
+        if self.downlink is not None:
+            self.downlink.publish(prepared.fragment, self.anchors[step])
+        del self.prepared[step], self.anchors[step], self.torn[prepared.fragment]
         self.published += 1
         return version
 
@@ -310,4 +329,5 @@ class Merging:
         for prepared in self.prepared.values():
             self.store.discard(prepared)
         self.prepared.clear()
+        self.anchors.clear()
         self.folds.clear()

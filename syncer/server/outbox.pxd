@@ -13,6 +13,7 @@ cdef class Bulk:
 cdef class Outbox:
     cdef readonly Py_ssize_t fragments
     cdef public Py_ssize_t stripes  # sockets that each message is cut for
+    cdef public bint takes_changes  # the peer has said so, and the run has some
     cdef dict queued            # fragment -> Bulk that has not started, in sending order
     cdef list under_way         # Bulks with pieces handed out or left
     cdef Bulk feeding           # the one whose next piece comes next
@@ -29,6 +30,7 @@ cdef class Outbox:
     cdef bint finalizing
 
     cdef Bulk _start(self)
+    cdef object _smallest(self, object image)
     cdef object _bring_forward(self)
 
     cpdef bint broadcast(self, object image)

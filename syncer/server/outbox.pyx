@@ -15,6 +15,9 @@ Pure queue logic over frames and images; it must not touch a socket or a clock.
 - A pull waits until the broadcasts of its fragment that were queued before it are with the kernel.
   If it could overtake them, the answer would carry an anchor that is one round old. It replaces an
   unsent pull of the same fragment: that round has closed or was relaunched.
+- rule 18.4. A peer that takes changes is sent one where it has the version that is changed: the one
+  that was sent before on this connection, or kept. Anything in between that was skipped, and what
+  comes first on a connection, needs the whole. That is decided when the message begins.
 - The final cut replaces what is queued; its manifest waits for its last fragment.
 """
 
@@ -175,12 +178,32 @@ cdef class Outbox:
                     break
             else:
                 del self.queued[key]
+                bulk.image = self._smallest(bulk.image)
                 bulk.pieces = bulk.image.pieces(self.next_id, self.stripes)
                 bulk.left = len(bulk.pieces)
                 self.next_id += 1
                 self.under_way.append(bulk)
                 return bulk
         return None
+
+    # rule 18.4
+    cdef object _smallest(self, object image):
+        """The same version as a change, if the peer can take it."""
+        if self.takes_changes:
+            change = image.change
+            if change is not None and self.sent.get(image.fragment, -1) == change.base:
+                return change
+        return image
+
+    def bytes_of(self, image):
+        """How many bytes an image takes that was just queued, as far as can be known."""
+        cdef Bulk bulk
+        change = image.change if self.takes_changes else None
+        if change is not None and (self.sent.get(image.fragment, -1) == change.base or any(
+                [bulk.image.fragment == image.fragment and bulk.image.version == change.base
+                 for bulk in self.under_way])):
+            return len(change.body)
+        return len(image.body)
 
     cpdef object piece_sent(self, Bulk bulk):
         """All bytes of one piece of `bulk` are with the kernel."""

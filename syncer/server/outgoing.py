@@ -23,11 +23,12 @@ from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import Msg, NoticeCode, bulk_dtype, tensor_bytes
 from syncer.server.catchups import CatchUps
+from syncer.server.downlink import Downlink
 from syncer.server.group import Group, broadcast_to, pull_from, pump_each, those_there
 from syncer.server.log import Log
 from syncer.server.loop import Loop, Timer
 from syncer.server.shortage import Lack
-from syncer.server.wire_version import Source, WireVersion
+from syncer.server.wire_version import Image, Source, WireVersion
 from syncer.wire.encode import encode_manifest, encode_pull, encode_shutdown
 from syncer.wire.hello import Hello
 from syncer.wire.messages import Manifest, Pull
@@ -42,6 +43,7 @@ class Outgoing:
     """Sends the fragments of `store` in the session's dtype to `groups` by member.
 
     lack: tells of a broadcast for which there is no memory; it is waited for as long as `limit_s`.
+    downlink: what learners are sent of each version, if that is not its parameters.
 
     Large: an action that goes out is a method each.
     """
@@ -51,7 +53,9 @@ class Outgoing:
                  handle: Callable[[events.Event], None],
                  lack: Lack, limit_s: int, catchups_max: int | None = None,
                  write_timeout_ns: int = 180 * 10**9,
-                 notice: Callable[[Group, NoticeCode, str], None] = lambda *said: None):
+                 notice: Callable[[Group, NoticeCode, str], None] = lambda *said: None,
+                 downlink: Downlink | None = None):
+        self.downlink = downlink
         self.dtype, self.fragments = hello.dtype, len(hello.layout.fragments)
         self.store, self.loop, self.log, self.handle = store, loop, log, handle
         self.groups, self.lack, self.limit_s = groups, lack, limit_s
@@ -124,7 +128,8 @@ class Outgoing:
         if self.catchups.line:
             groups = [group for group in groups if not self.catchups.waits(group)]
         broadcast_to(groups, version)
-        self.catchups.broadcast(self.sizes[action.fragment], groups)
+        self.catchups.broadcast(self.sizes[action.fragment], groups,
+                                lambda group: group.outbox.bytes_of(version))
         self.due.update(dict.fromkeys(groups))
         begun_ns = self.begun_ns.pop(action.version, None)
         if begun_ns is not None:
@@ -179,7 +184,7 @@ class Outgoing:
             self.catchups.leave(group)
             group.pump()
 
-    def final_images(self, group: Group | None) -> list[WireVersion]:
+    def final_images(self, group: Group | None) -> list[Image]:
         """The final cut for a group; nothing if there is none, or no memory, which ends it."""
         return self._all(Msg.FINAL_FRAGMENT, group)
 
@@ -201,7 +206,7 @@ class Outgoing:
     def _versions(self) -> list[int]:
         return [self.store.current(fragment).version for fragment in range(self.fragments)]
 
-    def _all(self, kind: Msg, group: Group | None) -> list[WireVersion]:
+    def _all(self, kind: Msg, group: Group | None) -> list[Image]:
         """Every fragment for a group; nothing if there is none, or no memory, which ends it."""
         if group is None:
             return []
@@ -212,8 +217,13 @@ class Outgoing:
             group.end("no memory for what it is to be sent")
             return []
 
-    def _version(self, kind: Msg, fragment: int) -> WireVersion:
-        return self.wire(kind, self.store.current(fragment), self.dtype)
+    def _version(self, kind: Msg, fragment: int) -> Image:
+        source = self.store.current(fragment)
+        if self.downlink is not None and kind == Msg.BCAST_FRAGMENT:
+            anchor = self.downlink.anchor_of(source)
+            if anchor is not None:
+                return anchor
+        return self.wire(kind, source, self.dtype)
 
     def wire(self, kind: Msg, source: Source, dtype: int) -> WireVersion:
         """A version on the wire: one for everybody who needs it in this form at the time. Raises

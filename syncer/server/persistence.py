@@ -210,6 +210,8 @@ class Persistence:
     def _settle(self, step: int) -> None:
         """The process ends in order, `step` was its last: if the file has it, the next process may
         go on with the same numbers. Otherwise it must not, and need not be told."""
+        if self.config.downlink != "whole":  # rule 18.5
+            return
         if self.saver is None or self.beside is None or self.saver.standing != step:
             return
         try:

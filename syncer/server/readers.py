@@ -45,7 +45,7 @@ from syncer.server.log import Log
 from syncer.server.run_session import RunSession
 from syncer.server.seen import EverSeen
 from syncer.server.telling import PacedNotices
-from syncer.server.wire_version import Source, WireVersion
+from syncer.server.wire_version import Image, Source, WireVersion
 from syncer.steps import fragment_of, version_at
 from syncer.wire.encode import encode_error, encode_manifest, encode_shutdown
 from syncer.wire.extended import SessionLayout, encode_session_layout
@@ -76,6 +76,7 @@ class Pinned:
     when they are asked for."""
 
     __slots__ = ("_made", "_make", "fragment", "kind", "source", "version")
+    change = None
 
     def __init__(self, source: Source, make: Callable[[Source], WireVersion]):
         self.kind = Msg.BCAST_FRAGMENT
@@ -208,7 +209,7 @@ class Reader(Reports):
             self.group.outbox.frame(encode_shutdown())
         return not told
 
-    def finish(self, cut: list[WireVersion], step: int) -> None:
+    def finish(self, cut: list[Image], step: int) -> None:
         """The final cut, in place of whatever was queued, and the end behind it."""
         self.target, self.is_ending = None, True
         if cut:

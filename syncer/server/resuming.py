@@ -188,7 +188,9 @@ def _resumption(facts: Facts, beside: EpochFile | None, config: Config, origin: 
 
 def every_of(config: Config) -> int:
     """The file of this process holds what it broadcasts but for so many steps; 1: all of it."""
-    return max(config.checkpoint_every, 2) if config.goes_on_unsaved else config.checkpoint_every
+    if config.goes_on_unsaved or config.downlink != "whole":
+        return max(config.checkpoint_every, 2)
+    return config.checkpoint_every
 
 
 def check_contract(facts: Facts, path: str, config: Config) -> None:

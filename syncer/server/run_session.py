@@ -23,6 +23,7 @@ from syncer.protocol import DTYPE_BF16, NoticeCode, bulk_dtype
 from syncer.server.addresses import host_of
 from syncer.server.decoded import Decoded
 from syncer.server.door import Door
+from syncer.server.downlink import Downlink
 from syncer.server.farewell import Farewells
 from syncer.server.group import Group
 from syncer.server.ingest import Ingest, Intake
@@ -93,7 +94,10 @@ class RunSession:
         self.workers = Shortage(
             parts.workers, loop, limit_ns=config.quorum_timeout_s * 10**9,
             lack=Lack(parts.log, pages.free_kept))
-        self.merging = Merging(config, hello.layout, self.workers, loop, handle, bf16=bf16)
+        self.downlink = None if config.downlink == "whole" else Downlink(
+            bulk_dtype(hello.dtype), config.merge_threads)
+        self.merging = Merging(config, hello.layout, self.workers, loop, handle, bf16=bf16,
+                               downlink=self.downlink)
         if bf16:
             check_as_bf16(parts.persistence.loaded)
         self.merging.resume(parts.persistence.take_loaded(), parts.persistence.lineage.renumbered)
@@ -107,7 +111,7 @@ class RunSession:
                                  limit_s=config.quorum_timeout_s,
                                  catchups_max=config.max_concurrent_catchups,
                                  write_timeout_ns=config.write_timeout_s * 10**9,
-                                 notice=self.notices.say)
+                                 notice=self.notices.say, downlink=self.downlink)
         self._say_memory()
 
     def _say_memory(self) -> None:

@@ -223,7 +223,7 @@ class Server:
 
     def versions_held(self, hello: Hello) -> tuple[int, ...]:
         """Of each fragment the version of this run that its learner has, -1 for none."""
-        return versions_held(hello, self.persistence.lineage)
+        return versions_held(hello, self.persistence.lineage, self.config.downlink != "whole")
 
     def open_session(self, hello: Hello, identity: Identity) -> None:
         """The first HELLO that belongs to the run makes the session. Raises `ConfigError`."""

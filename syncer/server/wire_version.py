@@ -43,39 +43,30 @@ class Image(Protocol):
     @property
     def version(self) -> int: ...
 
+    @property
+    def change(self) -> Change | None: ...
+
     def pieces(self, msg_id: int, streams: int) -> list[list[bytes | memoryview]]: ...
 
     def ready(self, end: int) -> None: ...
 
 
-class WireVersion:
-    """A BCAST_FRAGMENT or FINAL_FRAGMENT: `kind`, `fragment`, `version`, `head`, `body`.
+class Change(Image, Protocol):
+    """The same version for who has that of `base`."""
 
-    Bytes of `body` up to `n` may be read after `ready(n)`. Encoded bytes land in memory of `pool`,
-    which has it back when the last view is gone.
-    """
+    @property
+    def base(self) -> int: ...
 
-    __slots__ = ("__weakref__", "body", "cut", "encoded", "fragment", "head", "kind", "params",
-                 "version")
 
-    def __init__(self, kind: Msg, source: Source, dtype: int, pool: BufferPool):
-        self.kind = kind
+class CutOnce:
+    """The pieces of a message, `kind`, `head` and `body`, for all who are sent it."""
+
+    __slots__ = ("body", "cut", "head", "kind")
+
+    def __init__(self, kind: Msg, head: bytes, body: memoryview):
+        self.kind, self.head, self.body = kind, head, body
         self.cut: tuple[tuple[int, int], list[list[bytes | memoryview]]] | None = None
         """Its newest `pieces`, and what they were asked for."""
-        self.params: np.ndarray | None = None
-        """What is still to be encoded."""
-        self.fragment: int = source.fragment
-        self.version: int = source.version
-        final = kind == Msg.FINAL_FRAGMENT
-        self.head: bytes = (final_head if final else bcast_head)(source.fragment, source.version)
-        if final or bulk_dtype(dtype) == DTYPE_F32:
-            self.body = source.params.data.cast("B")
-            self.encoded = len(self.body)
-        else:
-            numel = len(source.params)
-            self.body = memoryview(pool.take((numel + 1) // 2)).cast("B")[: 2 * numel]
-            self.encoded = 0
-            self.params = source.params
 
     def pieces(self, msg_id: int, streams: int) -> list[list[bytes | memoryview]]:
         """Its CHUNK frames. Learners that were sent as many messages share them: to cut them for
@@ -84,6 +75,34 @@ class WireVersion:
             self.cut = (msg_id, streams), chunk_message(
                 self.kind, self.head, self.body, msg_id, streams)
         return self.cut[1]
+
+
+class WireVersion(CutOnce):
+    """A BCAST_FRAGMENT or FINAL_FRAGMENT: `kind`, `fragment`, `version`, `head`, `body`.
+
+    Bytes of `body` up to `n` may be read after `ready(n)`. Encoded bytes land in memory of `pool`,
+    which has it back when the last view is gone.
+    """
+
+    __slots__ = ("__weakref__", "encoded", "fragment", "params", "version")
+    change = None
+
+    def __init__(self, kind: Msg, source: Source, dtype: int, pool: BufferPool):
+        self.params: np.ndarray | None = None
+        """What is still to be encoded."""
+        self.fragment: int = source.fragment
+        self.version: int = source.version
+        final = kind == Msg.FINAL_FRAGMENT
+        if final or bulk_dtype(dtype) == DTYPE_F32:
+            body = source.params.data.cast("B")
+            self.encoded = len(body)
+        else:
+            numel = len(source.params)
+            body = memoryview(pool.take((numel + 1) // 2)).cast("B")[: 2 * numel]
+            self.encoded = 0
+            self.params = source.params
+        super().__init__(kind, (final_head if final else bcast_head)(
+            source.fragment, source.version), body)
 
     def ready(self, end: int) -> None:
         """Make `body[:end]` final. `end` may lie inside a value."""

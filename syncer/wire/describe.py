@@ -98,6 +98,13 @@ ROWS = {
         ("revision", "dtype", "fragments"),
         "layout, fingerprint, contract, names",
     ),
+    Msg.BCAST_CHANGE: Row(
+        DOWN,
+        ON_ANY,
+        messages.CHANGE_HEAD,
+        messages.BcastChange._fields[:-1],
+        "delta in q4",
+    ),
 }
 
 
@@ -132,7 +139,7 @@ def _limit(msg_type: Msg, row: Row) -> str:
         sides = [
             Limits.first_frame(),
             Limits.for_server(layout, DTYPE_F32, extended=True),
-            Limits.for_client(layout, DTYPE_F32, extended=True),
+            Limits.for_client(layout, DTYPE_F32, extended=True, changes=True),
             Limits.for_new_reader(),
         ]
         return max(side.frame_bytes_max.get(msg_type, -1) for side in sides)
@@ -142,7 +149,7 @@ def _limit(msg_type: Msg, row: Row) -> str:
     if limit(2, 1) != small:
         each = limit(2, 1) - small
         return f"{small - each} + {each} × fragments"
-    if limit(1, 2) != small:
+    if limit(1, 257) != small:  # more than one block of q4
         return f"{fixed} + the largest fragment"
     return f"{small:,}".replace(",", " ")
 

@@ -218,6 +218,11 @@ def bcast_head(fragment: int, version: int) -> bytes:
     return _pack(m.VERSIONED_HEAD, Msg.BCAST_FRAGMENT, fragment, version)
 
 
+def change_head(fragment: int, base: int, version: int) -> bytes:
+    """Payload bytes of BCAST_CHANGE before the delta."""
+    return _pack(m.CHANGE_HEAD, Msg.BCAST_CHANGE, fragment, base, version)
+
+
 def final_head(fragment: int, version: int) -> bytes:
     """Payload bytes of FINAL_FRAGMENT before the tensor."""
     return _pack(m.VERSIONED_HEAD, Msg.FINAL_FRAGMENT, fragment, version)

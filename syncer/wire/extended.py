@@ -18,6 +18,7 @@ from syncer.protocol import (
     HASH_BYTES,
     NOTICE_TEXT_BYTES_MAX,
     WELCOME_BYTES_MAX,
+    WELCOME_WITH_CHANGES,
     Msg,
     RunState,
 )
@@ -60,6 +61,8 @@ class Welcome(NamedTuple):
     renumbered: int = 0
     kept: tuple[bool, ...] = ()
     """Per fragment, whether what the learner holds of it is current; empty to a reader."""
+    changes: int = 0
+    """Dtype in which broadcasts may come as changes of those before; 0: they come whole."""
 
 
 class NoticeText(NamedTuple):
@@ -95,11 +98,12 @@ class SessionLayout(NamedTuple):
 
 def encode_welcome(welcome: Welcome) -> bytes:
     """WELCOME frame. Raises LocalProtocolError for texts that do not fit."""
-    head = WELCOME_HEAD.pack(EXTENSION_REVISION, *welcome[:8])
+    revision = WELCOME_WITH_CHANGES if welcome.changes else EXTENSION_REVISION
+    head = WELCOME_HEAD.pack(revision, *welcome[:8])
     texts = [text.encode("utf-8", "replace") for text in (welcome.version, welcome.run)]
     payload = b"".join([head, *(TEXT_LENGTH.pack(len(text)) + text for text in texts),
                         RENUMBERED.pack(welcome.renumbered, len(welcome.kept)),
-                        bytes(welcome.kept)])
+                        bytes(welcome.kept), bytes([welcome.changes] * bool(welcome.changes))])
     if len(payload) > WELCOME_BYTES_MAX + len(welcome.kept):
         raise LocalProtocolError(f"WELCOME of {len(payload)} bytes, at most {WELCOME_BYTES_MAX} "
                                  "and one for each fragment are allowed")
@@ -128,10 +132,11 @@ def parse_welcome(payload: Bytes, fragments: int) -> Welcome:
     if count != fragments:
         raise RemoteProtocolError(f"WELCOME has {count} fragments, expected {fragments}")
     kept = cursor.take(count)
-    if revision == EXTENSION_REVISION and cursor.remaining:
+    changes = cursor.number(1) if revision >= WELCOME_WITH_CHANGES else 0
+    if revision <= WELCOME_WITH_CHANGES and cursor.remaining:
         raise RemoteProtocolError(f"WELCOME payload has {len(payload)} bytes, expected {cursor.at}")
     return Welcome(epoch, instance, step, total, learners, quorum, interval, RunState(state),
-                   version, run, renumbered, tuple(byte != 0 for byte in kept))
+                   version, run, renumbered, tuple(byte != 0 for byte in kept), changes)
 
 
 # --- NOTICE --------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 """The block behind a HELLO by which a learner introduces itself: records of client, held, names,
-role and run.
+role, run and changes.
 
 Only how the block is written and read; must not compare it with a session or a run. A peer that
 knows nothing of it never sees one: a learner sends it first, and a syncer answers it alone.
@@ -34,6 +34,7 @@ NOT_HELD = (0, 2**64 - 1)
 CLIENT_BYTES_MAX = 256
 SMALL_BYTES_MAX = 64 * 1024
 """Of everything but the names, beside 16 bytes for each fragment."""
+CHANGES_MAX = 16
 BLOCK_END_BYTES = 4 + len(EXTENSION_MAGIC)
 
 
@@ -45,6 +46,7 @@ class Tag(IntEnum):
     NAMES = 3
     ROLE = 4
     RUN = 5
+    CHANGES = 6
 
 
 class Role(IntEnum):
@@ -82,6 +84,8 @@ class Extension(NamedTuple):
     """Learner 0's; those of others are not read."""
     role: Role = Role.LEARNER
     run: RunClaim | None = None
+    changes: tuple[int, ...] = ()
+    """Dtypes of BCAST_CHANGE that are understood; those that nobody knows yet are kept."""
 
 
 class InvalidExtension(RemoteProtocolError):
@@ -126,6 +130,8 @@ def encode_extension(extension: Extension) -> bytes:
             raise LocalProtocolError(
                 f"HELLO cannot be sent: run is {extension.run.name!r}, expected {RUN_NAME_RULE}")
         record(Tag.RUN, extension.run.base + extension.run.name.encode("ascii"))
+    if extension.changes:
+        record(Tag.CHANGES, bytes(extension.changes))
     block = b"".join(parts)
     if len(block) > EXTENSION_BYTES_MAX:
         raise LocalProtocolError(
@@ -162,7 +168,7 @@ def parse_extension(block: memoryview, sender: Sender) -> Extension:
     role = _role(records.get(Tag.ROLE), sender)
     return Extension(_client(records.get(Tag.CLIENT)), _held(records.get(Tag.HELD), sender),
                      _names(records.get(Tag.NAMES), role, sender), role,
-                     _run(records.get(Tag.RUN), role, sender))
+                     _run(records.get(Tag.RUN), role, sender), _changes(records.get(Tag.CHANGES)))
 
 
 def _records(data: memoryview) -> dict[int, memoryview]:
@@ -236,6 +242,15 @@ def _run(data: memoryview | None, role: Role, sender: Sender) -> RunClaim | None
         raise InvalidExtension(f"the contract of this HELLO is not that of the run {name} over its "
                                "base")
     return RunClaim(base, name)
+
+
+def _changes(data: memoryview | None) -> tuple[int, ...]:
+    if data is None:
+        return ()
+    if not 1 <= len(data) <= CHANGES_MAX:
+        raise InvalidExtension(f"changes has {len(data)} bytes, expected 1 to {CHANGES_MAX}, one "
+                               "for each dtype")
+    return tuple(data)
 
 
 def layout_names(data: memoryview, layout: Layout) -> Names | None:

@@ -14,6 +14,7 @@ from syncer.protocol import (
     CHUNK_HEAD,
     CHUNK_SIZE,
     DTYPE_F32,
+    DTYPE_Q4,
     ERROR_FRAME_BYTES_MAX,
     FRAME_BYTES_MAX,
     HEADER_BYTES,
@@ -92,9 +93,11 @@ class Limits(NamedTuple):
         return cls({Msg.HEARTBEAT: messages.HEARTBEAT.size}, 0)
 
     @classmethod
-    def for_client(cls, layout: Layout, dtype: int, *, extended: bool = False) -> Limits:
+    def for_client(cls, layout: Layout, dtype: int, *, extended: bool = False,
+                   changes: bool = False) -> Limits:
         """Of every socket of a learner, or of a reader that knows the layout; extended: its HELLO
-        had a block. Raises LocalProtocolError like `for_server`."""
+        had a block; changes: which said that it understands them. Raises LocalProtocolError like
+        `for_server`."""
         largest = layout.largest
         bcast = messages.VERSIONED_HEAD.size + tensor_bytes(largest, bulk_dtype(dtype))
         final = messages.VERSIONED_HEAD.size + tensor_bytes(largest, DTYPE_F32)
@@ -110,7 +113,11 @@ class Limits(NamedTuple):
         if extended:
             allowed |= _INTRODUCTIONS
             allowed[Msg.WELCOME] += len(layout.fragments)
-        return _session_limits(allowed, max(bcast, final), inner_bytes_min=HEADER_BYTES)
+        if changes:
+            allowed[Msg.BCAST_CHANGE] = (
+                messages.CHANGE_HEAD.size + tensor_bytes(largest, DTYPE_Q4))
+        return _session_limits(allowed, max(bcast, final, allowed.get(Msg.BCAST_CHANGE, 0)),
+                               inner_bytes_min=HEADER_BYTES)
 
     @classmethod
     def for_new_reader(cls) -> Limits:

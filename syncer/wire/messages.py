@@ -14,6 +14,7 @@ from syncer.errors import RemoteProtocolError
 from syncer.layout import Layout
 from syncer.protocol import (
     DTYPE_F32,
+    DTYPE_Q4,
     FINALIZATION_REVISION,
     HASH_BYTES,
     PROTOCOL_VERSION,
@@ -30,6 +31,8 @@ PULL = Struct("<IQI")
 PUSH_HEAD = Struct("<IIQIQQIQ")
 VERSIONED_HEAD = Struct("<IQ")
 """fragment_id, version: BCAST_FRAGMENT and FINAL_FRAGMENT."""
+CHANGE_HEAD = Struct("<IQQ")
+"""fragment_id, base, version: BCAST_CHANGE."""
 HEARTBEAT = Struct("<IQ")
 MANIFEST_HEAD = Struct("<HQI")
 FINAL_ACK = Struct("<HQ")
@@ -84,6 +87,16 @@ class Bcast(NamedTuple):
     fragment: int
     version: int
     tensor: memoryview
+
+
+class BcastChange(NamedTuple):
+    """What makes the broadcast of a version from that of its base, in q4 (wire 20)."""
+
+    fragment: int
+    base: int
+    """Version that it changes."""
+    version: int
+    delta: memoryview
 
 
 class FinalFragment(NamedTuple):
@@ -149,7 +162,7 @@ def _tensor(payload: Bytes, head: Struct, expected: int, fragment: int,
     """View of everything behind the head, which must be `expected` bytes."""
     tensor = memoryview(payload)[head.size :]
     if len(tensor) != expected:
-        noun = "delta" if msg_type is Msg.PUSH_FRAGMENT else "tensor"
+        noun = "delta" if msg_type in (Msg.PUSH_FRAGMENT, Msg.BCAST_CHANGE) else "tensor"
         raise RemoteProtocolError(
             f"{msg_type.name} fragment {fragment} has {len(tensor)} {noun} bytes, "
             f"expected {expected}"
@@ -258,6 +271,18 @@ def parse_pull(payload: Bytes, layout: Layout) -> Pull:
 def parse_bcast(payload: Bytes, layout: Layout, dtype: int) -> Bcast:
     """BCAST_FRAGMENT; `tensor` is a view in the bulk dtype of the session."""
     return Bcast(*_parse_versioned(payload, layout, bulk_dtype(dtype), Msg.BCAST_FRAGMENT))
+
+
+def parse_bcast_change(payload: Bytes, layout: Layout) -> BcastChange:
+    """BCAST_CHANGE; `delta` is a view of q4 blocks."""
+    _need(payload, CHANGE_HEAD.size, Msg.BCAST_CHANGE)
+    fragment, base, version = CHANGE_HEAD.unpack_from(payload)
+    expected = tensor_bytes(_known_fragment(fragment, layout, Msg.BCAST_CHANGE), DTYPE_Q4)
+    if base >= version:
+        raise RemoteProtocolError(f"BCAST_CHANGE fragment {fragment} makes version {version} of "
+                                  f"version {base}, expected an older one")
+    return BcastChange(fragment, base, version, _tensor(payload, CHANGE_HEAD, expected, fragment,
+                                                        Msg.BCAST_CHANGE))
 
 
 def parse_final_fragment(payload: Bytes, layout: Layout) -> FinalFragment:

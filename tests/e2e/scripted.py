@@ -42,6 +42,7 @@ from syncer.wire.extension import Extension
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
+from tests.golden.change_reference import changed
 
 PATIENCE_S = 60.0
 """How long a test waits for what must happen; only a defect makes it wait that long."""
@@ -88,7 +89,8 @@ class ScriptedLearner:
                            dtype, layout, fingerprint, contract or fingerprint, profile_hash,
                            streams, compat_group, extension)
         self.key, self.source = key, source
-        limits = Limits.for_client(layout, dtype, extended=extension is not None)
+        limits = Limits.for_client(layout, dtype, extended=extension is not None,
+                                   changes=extension is not None and bool(extension.changes))
         self.limits, self.reassembly = limits, Reassembly(limits)
         self.readers: dict[socket.socket, FrameReader] = {}
         self.seen: list[Any] = []
@@ -223,6 +225,13 @@ class ScriptedLearner:
                 message = messages.parse_bcast(payload, self.layout, self.dtype)
                 self.params[message.fragment] = from_wire(message.tensor, bulk_dtype(self.dtype))
                 self.versions[message.fragment] = message.version
+            case Msg.BCAST_CHANGE:
+                message = messages.parse_bcast_change(payload, self.layout)
+                fragment, base, version, delta = message
+                assert self.versions[fragment] == base, message[:3]
+                self.params[fragment] = changed(self.params[fragment], bytes(delta),
+                                                bulk_dtype(self.dtype))
+                self.versions[fragment] = version
             case Msg.FINAL_FRAGMENT:
                 message = messages.parse_final_fragment(payload, self.layout)
                 self.final[message.fragment] = from_wire(message.tensor, DTYPE_F32)

@@ -49,7 +49,9 @@ DOOR = broken(
 INTRODUCTIONS = broken(
     "server/introducing.py",
     ("3.10", "what another process has sent counts as this one's",
-     "held is not None and lineage.kept(*held, held.version)", "held is not None"),
+     "held is not None and past.kept(*held, held.version)", "held is not None"),
+    ("18.5", "who sends changes keeps what another process has sent",
+     "lineage._replace(entries=()) if sends_changes else lineage", "lineage"),
     ("17.1", "who is waited for is told that the run is under way",
      "action.step, action.state, tuple(", "action.step, RunState.RUNNING, tuple("),
     ("17.5", "names of the parameters are not kept",
@@ -74,4 +76,32 @@ INTRODUCTIONS = broken(
     "server/run_session.py",
     ("17.6", "pulls overtake broadcasts in a strict run",
      "return self.parts.config.fixed_roster and hello.extension is None", "return False"),
+)
+CHANGES = broken(
+    "server/downlink.py",
+    ("18.1", "a change is from the parameters before, and what it leaves out is lost",
+     "anchor = self.anchors.get(before.fragment)", "anchor = None"),
+    ("18.3", "what learners hold may be infinite", "if bad >= 0:", "if False:"),
+    ("18.3", "a merge without memory for its anchor is lost", "except MemoryError:",
+     "except ZeroDivisionError:"),
+) + broken(
+    "server/outgoing.py",
+    ("18.2", "who gets a version whole gets the parameters",
+     "if self.downlink is not None and kind == Msg.BCAST_FRAGMENT:", "if False:"),
+) + broken(
+    "server/outbox.pyx",
+    ("18.4", "a change goes to who has not got what it changes",
+     "if change is not None and self.sent.get(image.fragment, -1) == change.base:",
+     "if change is not None:"),
+    ("18.4", "who takes no changes gets them",
+     "        if self.takes_changes:\n            change = image.change\n",
+     "        if True:\n            change = image.change\n"),
+) + broken(
+    "server/resuming.py",
+    ("18.5", "a resumed run gives the numbers again that had other bits",
+     'if config.goes_on_unsaved or config.downlink != "whole":', "if config.goes_on_unsaved:"),
+) + broken(
+    "server/persistence.py",
+    ("18.5", "after an end in order they are given again",
+     'if self.config.downlink != "whole":', "if False:"),
 )

@@ -48,7 +48,9 @@ def extended_hellos(draw):
     count = len(layout.fragments)
     one = st.none() | st.builds(Held, POSITIVE, U64)
     held = draw(st.none() | st.tuples(*[one] * count))
-    return hello._replace(extension=Extension(draw(st.none() | CLIENTS), held, names, run=run))
+    changes = tuple(draw(st.binary(max_size=16)))
+    return hello._replace(extension=Extension(draw(st.none() | CLIENTS), held, names, run=run,
+                                              changes=changes))
 
 
 def read(hello: Hello, key: bytes | None = None) -> Hello:
@@ -72,7 +74,7 @@ def test_a_reader_has_any_id(hello, learner, role):
 WELCOMES = st.builds(
     extended.Welcome, POSITIVE, POSITIVE, U64, U64, U32, U32, FINITE,
     st.sampled_from(extended.RunState), CLIENTS, st.just("") | RUNS, U64,
-    st.lists(st.booleans(), max_size=9).map(tuple))
+    st.lists(st.booleans(), max_size=9).map(tuple), st.integers(0, 255))
 REPORTS = st.builds(extended.LearnerReport, *[st.none() | FINITE] * 4)
 
 

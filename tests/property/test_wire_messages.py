@@ -5,14 +5,20 @@ from hypothesis import strategies as st
 
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
-from syncer.protocol import DTYPE_F32, HEADER_BYTES, bulk_dtype, tensor_bytes
+from syncer.protocol import DTYPE_F32, DTYPE_Q4, HEADER_BYTES, bulk_dtype, tensor_bytes
 from syncer.wire import encode
 from syncer.wire import messages as m
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
 from syncer.wire.identity import Identity, Pins, identity_refusal, mismatch
 from syncer.wire.limits import Limits
-from tests.bulk_frames import encode_bcast, encode_final_fragment, encode_init, encode_push
+from tests.bulk_frames import (
+    encode_bcast,
+    encode_change,
+    encode_final_fragment,
+    encode_init,
+    encode_push,
+)
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 POSITIVE32, POSITIVE64 = st.integers(1, 2**32 - 1), st.integers(1, 2**64 - 1)
@@ -83,6 +89,7 @@ def parsers(layout: Layout, dtype: int) -> list:
         lambda p: m.parse_bcast(p, layout, dtype),
         lambda p: m.parse_final_fragment(p, layout),
         lambda p: m.parse_manifest(p, layout),
+        lambda p: m.parse_bcast_change(p, layout),
     ]
 
 
@@ -136,10 +143,13 @@ def test_messages_about_fragments_round_trip(layout, dtype, data):
         (m.Bcast(fragment, versions[0], bulk), encode_bcast, client[1]),
         (m.FinalFragment(fragment, versions[0], exact), encode_final_fragment, client[2]),
         (m.Manifest(versions[0], versions), encode.encode_manifest, client[3]),
+        (m.BcastChange(fragment, 3, 4 + versions[0] % 2**60, body(tensor_bytes(numel, DTYPE_Q4))),
+         encode_change, client[4]),
     ]:
         wire = encoder(message)
-        limits = Limits.for_client if parser in client else Limits.for_server
-        [(_, payload)] = FrameReader(limits(layout, dtype)).feed(wire)
+        limits = (Limits.for_client(layout, dtype, changes=True) if parser in client
+                  else Limits.for_server(layout, dtype))
+        [(_, payload)] = FrameReader(limits).feed(wire)
         assert parser(payload) == message
 
 

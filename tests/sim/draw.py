@@ -7,6 +7,7 @@ from typing import Any
 
 from syncer.config import Config
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
+from tests.sim.anchors import draw_downlink
 from tests.sim.clock import World
 from tests.sim.disk import DIRECTORY, PATH
 from tests.toy_driver import toy_config
@@ -59,7 +60,7 @@ def draw_config(rng: random.Random, steps: int | None) -> Config:
             options["total_steps"] // 3 % 4]
         options["linger_s"] = [unset, 0, unset, 200][options["total_steps"] // 2 % 4]
     options["max_concurrent_catchups"] = [None, None, 1, 2][options["total_steps"] % 4]
-    return toy_config(**options)
+    return toy_config(**options, **draw_downlink(options))
 
 
 def draw_gathering(rng: random.Random, learners: int, drawn: dict[str, Any]) -> dict[str, Any]:

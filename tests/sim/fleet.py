@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from syncer.config import Config
@@ -18,6 +19,7 @@ from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.hello import Hello
 from tests.sim import operator, outcome, reader, renumbered, scale, strangers
+from tests.sim.anchors import Anchors, of_process
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk
 from tests.sim.draw import (
@@ -112,6 +114,11 @@ class Fleet:
         if self.faults:
             world.after(self.fault_gap_ns, self.fault)
 
+    @cached_property
+    def anchors(self) -> Anchors:
+        """What its learners are sent."""
+        return Anchors(alternate=self.config.total_steps % 5 == 4)
+
     def draw_profile(self) -> bytes | None:
         """Learners may bind to the profile, which says whether a run was resumed."""
         if self.saves or self.world.rng.random() < 0.6:
@@ -166,7 +173,11 @@ class Fleet:
             system.files.may_garble = (config.checkpoint_format == "safetensors"
                                        and not config.no_verify)
             system.files.begin_resume()
-        return SimServer(self.world, config, system, witness, self.settings["turn_ns"])
+        config = of_process(self, config)
+        server = SimServer(self.world, config, system, witness, self.settings["turn_ns"])
+        if config.downlink != "whole":
+            self.anchors.changing.add(server.server.persistence.lineage.instance)
+        return server
 
     def crash(self, kind: str) -> None:
         """The server dies and a new one takes up what is left a little later."""

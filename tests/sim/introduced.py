@@ -19,7 +19,9 @@ from syncer.learner.session import Session
 from syncer.wire.contracts import rl_contract, run_contract
 from syncer.wire.extended import LearnerReport, Welcome
 from syncer.wire.names import FragmentNames, Names, fingerprint
+from tests.sim.anchors import introduction_class
 from tests.sim.clock import World
+from tests.sim.link import Link
 
 if TYPE_CHECKING:
     from tests.sim.fleet import Fleet
@@ -58,10 +60,10 @@ def introduction_of(fleet: Fleet, learner: int, contract: bytes | None) -> Intro
     names = of.names if learner == 0 else None
     if contract is not None:
         return Introduction(contract, names=names)
-    return Introduction(of.base, run=of.name, names=names, on_lost_run=RESEED)
+    return introduction_class(learner)(of.base, run=of.name, names=names, on_lost_run=RESEED)
 
 
-def check_welcome(fleet: Fleet, session: Session, welcome: Welcome) -> None:
+def check_welcome(fleet: Fleet, session: Session, welcome: Welcome, link: Link) -> None:
     """What a learner is said to have is what the run has, and was never sent, to the bit."""
     assert welcome.run in ("", fleet.identity.name or ""), f"welcome to {welcome.run}"
     for fragment, kept in enumerate(welcome.kept):
@@ -70,6 +72,9 @@ def check_welcome(fleet: Fleet, session: Session, welcome: Welcome) -> None:
             continue
         fleet.marks.add("a fragment was kept")
         version, digest = seen
+        if welcome.instance in fleet.anchors.changing:
+            fleet.anchors.check_kept(link, fragment, version, digest)
+            continue
         known = [cut[fragment][1] for cut in fleet.history.cuts.values()
                  if cut[fragment][0] == version]
         assert not known or digest == sha256(on_wire(known[-1], fleet.dtype)), (

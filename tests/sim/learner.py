@@ -160,9 +160,10 @@ class SimLearner:
         try:
             for inbound in self.taken(connection, stream, data):
                 if inbound.msg_type == Msg.BCAST_FRAGMENT:
+                    self.fleet.anchors.check(link, inbound)
                     self.init_sent = True  # the run has begun: everything has its first value
                 elif inbound.msg_type == Msg.WELCOME:
-                    check_welcome(self.fleet, self.session, inbound.message)
+                    check_welcome(self.fleet, self.session, inbound.message, link)
                     if newest > max(self.session.versions):
                         self.fleet.marks.add("a lost run was begun anew")
                     self.opened(link)
@@ -187,9 +188,9 @@ class SimLearner:
             window[:count] = data[:count]
             data = data[count:]
             for frame_type, payload in connection.received(stream, count):
-                inbound = connection.parse(frame_type, payload)
-                if self.session.accept(connection, inbound):
-                    found.append(inbound)
+                found += connection.taken(connection.parse(frame_type, payload))
+                if frame_type == Msg.BCAST_CHANGE:
+                    self.fleet.marks.add("a broadcast came as a change")
         return found
 
     @property

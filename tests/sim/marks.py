@@ -66,6 +66,7 @@ REQUIRED = frozenset({
         "a HELLO of a reader", "a report of nobody", "a HELLO of another run",
         "a HELLO of an earlier process")),
     "HELLOs are read on the workers", "a fragment was kept", "a notice has come",
+    "a broadcast came as a change",
     "a connection made room for the next one of its learner", "a learner has too many connections",
     *(f"fault: {kind}" for kind in (
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",

@@ -207,6 +207,8 @@ def test_what_does_not_change_the_merge_leaves_the_hash(change):
      "--checkpoint-every 1"),
     (dict(checkpoint_path="c", checkpoint_format="yeto-v3", outer_optimizer="sgd"),
      "--checkpoint-format yeto-v3"),
+    (dict(checkpoint_path="c", checkpoint_format="yeto-v3", downlink="q4"),
+     "--downlink q4 needs steps that a resume can raise"),
     (dict(checkpoint_path="c", learner_budget_steps=0), "--learner-budget-steps 0"),
     (dict(learner_budget_steps=9), "--learner-budget-steps has no effect without --c"),
     (dict(checkpoint_path="c", learner_budget_steps=9, resume=True),
@@ -315,6 +317,8 @@ BROKEN = {
         checkpoint_path="c", overwrite=True, resume="auto"),
     rules.yeto_holds_nesterov_only: dict(
         checkpoint_path="c", checkpoint_format="yeto-v3", outer_optimizer="sgd"),
+    rules.changes_need_new_numbers: dict(
+        downlink="q4", checkpoint_path="c", resume=True, renumber=0),
 }
 """A configuration that breaks this rule, and no other one."""
 

@@ -18,7 +18,7 @@ SIZE = 10**6
 
 
 def flight(kind: FlightKind, took_ms: float) -> Flight:
-    made = Flight(SIZE, [], 0, kind)
+    made = Flight(SIZE, {}, 0, kind)
     made.count, made.took_ns = 1, [int(took_ms * MS)]
     return made
 

@@ -106,5 +106,7 @@ def test_what_a_learner_holds_counts_by_the_process_that_sent_it():
     found = versions_held(hello(Held(30, 99), Held(10, 5), Held(10, 6), Held(20, 1), Held(40, 1),
                                 None), lineage)
     assert found == (99, 5, -1, -1, -1, -1)
+    found = versions_held(hello(Held(30, 99), Held(10, 5)), lineage, sends_changes=True)
+    assert found == (99, -1), "who sends changes keeps what it has sent itself"
     assert versions_held(hello()._replace(extension=None), lineage) == ()
     assert versions_held(hello()._replace(extension=Extension()), lineage) == ()

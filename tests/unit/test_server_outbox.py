@@ -11,6 +11,7 @@ from syncer import pages
 from syncer.merge.buffers import BufferPool
 from syncer.merge.versions import FragmentVersion
 from syncer.protocol import CHUNK_SIZE, DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg
+from syncer.server.downlink import AnchorImage, ChangeImage
 from syncer.server.outbox import Outbox
 from syncer.server.wire_version import WireVersion
 from syncer.wire import encode
@@ -203,6 +204,74 @@ def test_the_pieces_are_the_frame(numel, dtype):
     assert [int.from_bytes(head[16:], "little") for head in heads] == list(
         range(0, len(inner), CHUNK_SIZE))
     assert {head[:8] for head in heads} == {bytes(8)}
+
+
+def changed(version, base, numel=300):
+    """As `image`, with the change of `base` that makes it."""
+    whole = image(0, version, numel)
+    change = ChangeImage(whole, base, memoryview(bytes(264)))
+    return AnchorImage(whole, whole.body, change)
+
+
+def kinds(outbox):
+    """(kind, version) of what goes out."""
+    sent = []
+    while (piece := outbox.next_piece()) is not None:
+        bulk, buffers = piece
+        sent.append((Msg(buffers[0][37 + 4]), bulk.image.version))
+        assert sum(map(len, buffers)) == 37 + 13 + len(bulk.image.head) + len(bulk.image.body)
+        outbox.piece_sent(bulk)
+    return sent
+
+
+WHOLE, CHANGE = Msg.BCAST_FRAGMENT, Msg.BCAST_CHANGE
+
+
+def test_a_change_goes_to_who_has_what_it_changes():
+    outbox = Outbox(1)
+    outbox.takes_changes = True
+    outbox.broadcast(changed(2, 1))
+    assert outbox.bytes_of(changed(2, 1)) == 1200
+    assert kinds(outbox) == [(WHOLE, 2)], "nothing of this fragment was sent before"
+    outbox.broadcast(changed(3, 2))
+    assert outbox.bytes_of(changed(3, 2)) == 264
+    outbox.pull(0, b"a pull")
+    assert kinds(outbox) == [(CHANGE, 3)]
+    assert outbox.take_small() == [b"a pull"], "it waits for the change as for the whole"
+    outbox.broadcast(changed(4, 3))
+    outbox.broadcast(changed(5, 4))
+    assert outbox.bytes_of(changed(5, 4)) == 1200
+    assert kinds(outbox) == [(WHOLE, 5)], "version 4 was skipped"
+    outbox.broadcast(image(0, 6, 300))
+    assert kinds(outbox) == [(WHOLE, 6)], "there is no change of it"
+
+
+def test_a_change_waits_for_what_it_changes_and_then_is_one():
+    outbox = Outbox(1)
+    outbox.takes_changes = True
+    outbox.broadcast(changed(1, 0))
+    first, _ = outbox.next_piece()
+    outbox.broadcast(changed(2, 1))
+    assert outbox.bytes_of(changed(2, 1)) == 264
+    assert outbox.next_piece() is None
+    outbox.piece_sent(first)
+    assert kinds(outbox) == [(CHANGE, 2)]
+
+
+def test_what_a_peer_keeps_is_changed():
+    outbox = Outbox(1)
+    outbox.takes_changes = True
+    outbox.keep(0, 6)
+    outbox.broadcast(changed(7, 6))
+    assert kinds(outbox) == [(CHANGE, 7)]
+
+
+def test_who_takes_no_changes_gets_the_same_values_whole():
+    outbox = Outbox(1)
+    for version in (1, 2):
+        outbox.broadcast(changed(version, version - 1))
+        assert outbox.bytes_of(changed(version, version - 1)) == 1200
+        assert kinds(outbox) == [(WHOLE, version)]
 
 
 def test_an_encoded_image_lets_go_of_its_source():

@@ -75,6 +75,8 @@ REFUSED = {
     "run has 36 bytes": with_block(record(5, PRINT + b"bl/e")),
     "not that of the run blue": with_block(record(5, PRINT + b"blue")),
     "not that of the run bleu": with_block(record(5, PRINT + b"bleu"), body=body(contract=BLUE)),
+    "changes has 0 bytes": with_block(record(6, b"")),
+    "changes has 17 bytes": with_block(record(6, bytes(17))),
     "names truncated": with_block(record(3, NAME_BYTES[:-1])),
     "1 bytes behind the last tensor": with_block(record(3, NAME_BYTES + b"\0")),
     "have identity 2": with_block(record(3, b"\2" + NAME_BYTES[1:])),
@@ -114,6 +116,10 @@ def test_what_is_in_front_of_the_block_is_as_ever():
         read(with_block(body=BODY + b"\0"))
     hello = HELLO._replace(compat_group="nvidia", profile_hash=bytes(32), extension=Extension())
     assert read(encode.encode_hello(hello)[13:]) == hello
+
+
+def test_dtypes_of_changes_that_nobody_knows_yet_are_read():
+    assert read(with_block(record(6, b"\7\3"))).extension == Extension(changes=(7, 3))
 
 
 def test_the_range_of_ids_is_for_learners():
@@ -178,7 +184,11 @@ def test_a_welcome_of_another_layout_or_length():
         extended.parse_welcome(payload, 2)
     with pytest.raises(RemoteProtocolError, match="WELCOME payload has"):
         extended.parse_welcome(payload + b"\0", 1)
-    assert extended.parse_welcome(b"\2" + payload[1:] + b"more", 1) == WELCOME
+    assert extended.parse_welcome(b"\3" + payload[1:] + b"\0more", 1) == WELCOME
+    with pytest.raises(RemoteProtocolError, match="WELCOME payload truncated"):
+        extended.parse_welcome(b"\2" + payload[1:], 1)
+    with pytest.raises(RemoteProtocolError, match="WELCOME payload has"):
+        extended.parse_welcome(b"\2" + payload[1:] + b"\3\0", 1)
     with pytest.raises(LocalProtocolError, match="at most 4096"):
         extended.encode_welcome(WELCOME._replace(version="x" * 5000))
 

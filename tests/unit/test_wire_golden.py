@@ -3,8 +3,10 @@
 import hashlib
 import struct
 
+import numpy as np
 import pytest
 
+from syncer import kernels
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.protocol import (
     DTYPE_BF16,
@@ -21,7 +23,13 @@ from syncer.wire.contracts import rl_contract, run_contract
 from syncer.wire.extension import Extension, Held, RunClaim, encode_extension
 from syncer.wire.hello import Hello, hello_mac, parse_hello
 from syncer.wire.names import FragmentNames, fingerprint
-from tests.bulk_frames import encode_bcast, encode_final_fragment, encode_init, encode_push
+from tests.bulk_frames import (
+    encode_bcast,
+    encode_change,
+    encode_final_fragment,
+    encode_init,
+    encode_push,
+)
 
 L1 = Layout((FragmentLayout(RDA, (4,)),))
 L2 = Layout((FragmentLayout(AVG, (6,)), FragmentLayout(ISO, (6, 4), ((2, 3), (2, 2)))))
@@ -170,6 +178,7 @@ PUSH_FRAME = raw(
     "0a00000000000000 03000000 2c01000000000000 0000003f 000080be 00000000 000000c0"
 )
 BF16 = raw("803f 20c0 203e 0000")
+Q4 = raw("0000803f e705" + 126 * "00")
 TWO = Layout((FragmentLayout(RDA, (2,)),))
 THREE = Layout((FragmentLayout(RDA, (1,)),) * 3)
 
@@ -259,6 +268,12 @@ FRAMES = {
         lambda payload: m.parse_bcast(payload, L1, DTYPE_BF16),
         "dec070d1051400000000000000 00000000 0900000000000000 803f 20c0 203e 0000",
     ),
+    Msg.BCAST_CHANGE: (
+        m.BcastChange(0, 8, 9, memoryview(Q4)),
+        encode_change,
+        lambda payload: m.parse_bcast_change(payload, L1),
+        "dec070d1139800000000000000 00000000 0800000000000000 0900000000000000" + Q4.hex(),
+    ),
     Msg.PUSH_FRAGMENT: (
         PUSH,
         encode_push,
@@ -266,6 +281,29 @@ FRAMES = {
         PUSH_FRAME.hex(),
     ),
 }
+
+
+def test_a_change_makes_the_broadcast_that_it_stands_for():
+    """1, -2.5, 0.15625, 0 and the change 1, -0.5, 0.25, 0."""
+    after = raw("0040 40c0 d03e 0000")
+    out = bytearray(8)
+    kernels.apply_change(DTYPE_BF16, BF16, Q4, out)
+    assert out == after
+    told, made = bytearray(132), bytearray(8)
+    values = np.array([2.125, -3, 0.40625, 0.001], np.float32)  # 1.125, -0.5, 0.25, 0.001
+    assert kernels.encode_change(DTYPE_BF16, values, BF16, told, made) == -1
+    assert told == raw("0000903f e705" + 126 * "00")
+    assert made == raw("0840 44c0 e03e 0000")
+
+
+def test_who_takes_changes_says_so_and_is_told():
+    block = encode_extension(BLOCK._replace(changes=(3,)))
+    assert block == BLOCK_BYTES[:-8] + raw("0600 01000000 03  82000000 53595831")
+    message, _, _, expected = FRAMES[Msg.WELCOME]
+    told = message._replace(changes=3)
+    frame = raw(expected.replace("5200", "5300", 1).replace("0100 03", "0200 03", 1) + "03")
+    assert extended.encode_welcome(told) == frame
+    assert extended.parse_welcome(frame[13:], 1) == told
 
 
 @pytest.mark.parametrize("msg_type", FRAMES)

@@ -38,6 +38,14 @@ def bcast(payload, dtype=DTYPE_F32):
     return m.parse_bcast(payload, LAYOUT, dtype)
 
 
+def change(payload):
+    return m.parse_bcast_change(payload, LAYOUT)
+
+
+def changes(base: int, version: int, delta: bytes) -> bytes:
+    return struct.pack("<IQQ", 0, base, version) + delta
+
+
 def final(payload):
     return m.parse_final_fragment(payload, LAYOUT)
 
@@ -106,6 +114,10 @@ REFUSALS = [
     (bcast, bytes(11), "BCAST_FRAGMENT payload truncated: 11 bytes, expected at least 12"),
     (bcast, versioned(2, b""), "BCAST_FRAGMENT names unknown fragment 2"),
     (bcast, versioned(0, bytes(5)), "BCAST_FRAGMENT fragment 0 has 5 tensor bytes, expected 4"),
+    (change, bytes(19), "BCAST_CHANGE payload truncated: 19 bytes, expected at least 20"),
+    (change, u32(2) + bytes(16), "BCAST_CHANGE names unknown fragment 2"),
+    (change, changes(8, 9, bytes(131)), "fragment 0 has 131 delta bytes, expected 132"),
+    (change, changes(9, 9, bytes(132)), "makes version 9 of version 9, expected an older one"),
     (final, bytes(11), "FINAL_FRAGMENT payload truncated"),
     (final, versioned(2, b""), "FINAL_FRAGMENT names unknown fragment 2"),
     (final, versioned(0, bytes(2)), "FINAL_FRAGMENT fragment 0 has 2 tensor bytes, expected 4"),
@@ -192,6 +204,9 @@ def test_limits_follow_the_largest_fragment(dtype, init_max, push_max, bcast_max
     assert client.frame_bytes_max[Msg.FINAL_FRAGMENT] == 12 + 1028
     assert client.frame_bytes_max[Msg.FINAL_MANIFEST] == 14 + 8 * 2
     assert client.inner_bytes_max == 13 + 12 + 1028
+    assert Msg.BCAST_CHANGE not in client.frame_bytes_max
+    taking = Limits.for_client(LAYOUT, dtype, extended=True, changes=True)
+    assert taking.frame_bytes_max[Msg.BCAST_CHANGE] == 20 + 264
 
 
 def test_a_layout_that_cannot_be_addressed_has_no_limits():
