@@ -240,7 +240,12 @@ class UnixPath(Verbatim[str]):
 
     def admits(self, value: object) -> TypeGuard[str]:
         return (isinstance(value, str) and value.startswith(UNIX)
-                and not path_trouble(value.removeprefix(UNIX)))
+                and not path_trouble(self.place(value)))
+
+    @staticmethod
+    def place(value: str) -> str:
+        """The path alone."""
+        return value.removeprefix(UNIX)
 
 
 class FilePath(Verbatim[str]):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from syncer.config.options import flag
+from syncer.values import UnixPath
 
 if TYPE_CHECKING:
     from syncer.config.table import Config
@@ -194,6 +195,9 @@ def _outputs(config: Config) -> Iterator[Output]:
         yield from (Output("final_state", config.final_state, real + end) for end in PARTIAL)
     if config.event_tape is not None:
         yield Output("event_tape", config.event_tape, config.event_tape)
+    if config.listen is not None:
+        socket = UnixPath.place(config.listen)
+        yield from (Output("listen", config.listen, socket + end) for end in ("", ".lock"))
 
 
 def lies_beside(checkpoint: str, path: str) -> str | None:

@@ -39,6 +39,18 @@ def test_names_of_the_checkpoint_are_taken(tmp_path, option, name):
     assert names_in(tmp_path) == {"d"}
 
 
+@pytest.mark.parametrize("name", [*SIDE_NAMES, "c.epoch"])
+def test_a_socket_is_no_file_of_the_run(tmp_path, name):
+    """What a save clears away before it writes would be where learners connect."""
+    (tmp_path / "d").mkdir()
+    listen = f"unix:{tmp_path}/{name}"
+    with pytest.raises(ConfigError, match=r"--listen unix:.* would both write .*: name files"):
+        resolved(checkpoint_path=tmp_path / "c", listen=listen)
+    with pytest.raises(ConfigError, match=r"--listen unix:.* would both write .*: name files"):
+        resolved(event_tape=tmp_path / f"{name}.lock", listen=listen)
+    resolved(checkpoint_path=tmp_path / "e", listen=listen)
+
+
 @pytest.mark.parametrize("end", ["", ".tmp", ".old.tmp"])
 def test_the_tape_is_not_the_final_state(tmp_path, end):
     with pytest.raises(ConfigError, match="would both write"):
