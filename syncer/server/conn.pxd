@@ -25,6 +25,8 @@ cdef class Channel(Handler):
     cdef Py_ssize_t allowance   # bytes of bulk messages that may go now; < 0: any number
     cdef list out               # buffers of whole frames; the first may be partly sent
     cdef Bulk bulk              # the message whose piece is in `out`
+    cdef Py_ssize_t rough       # bytes at the end of `out` that are not encoded yet, and where in
+    cdef Py_ssize_t piece_end   # its tensor what is in `out` ends
     cdef bint mid_frame         # some bytes of `out[0]`'s frame are with the kernel
     cdef readonly bint blocked
     cdef bint again
@@ -43,6 +45,7 @@ cdef class Channel(Handler):
     cdef object _read_on(self)
     cdef Py_ssize_t _take(self) except -1
     cdef object _flush(self)
+    cdef Py_ssize_t _encoded(self, Py_ssize_t most) except -2
     cdef object _advance(self, Py_ssize_t sent)
     cdef object _block(self)
     cdef object _unblock(self)

@@ -22,6 +22,9 @@ cdef Py_ssize_t READ_TURN_BYTES = 2 * 1024 * 1024
 cdef Py_ssize_t READ_TURN_FRAMES = 256
 cdef Py_ssize_t DISCARD_TURN_BYTES = 256 * 1024
 
+# With less than this to send a channel has more of its piece encoded, if there is more.
+cdef Py_ssize_t SEND_BYTES = 64 * 1024
+
 
 # What the peer or the way to it did. Every other error is the system's own: it has refused a call.
 cdef frozenset OF_THE_PEER = frozenset({
@@ -173,6 +176,8 @@ cdef class Channel(Handler):
             return
         self.out.extend(buffers)
         self.bulk = bulk
+        if bulk is not None:
+            self.rough, self.piece_end = bulk.rough, bulk.offset
         if not self.blocked:
             self._flush()
 
@@ -191,16 +196,19 @@ cdef class Channel(Handler):
         self._interest()
 
     cdef object _flush(self):
-        cdef Py_ssize_t sent
+        cdef Py_ssize_t sent, most
         cdef Bulk bulk
         cdef bint limited = self.allowance >= 0 and self.bulk is not None
         while self.out:
             if limited and self.allowance == 0:
                 self._unblock()
                 return
+            most = self.allowance if limited else -1
+            if self.rough:
+                most = self._encoded(most)
             try:
                 sent = self.sock.sendmsg(
-                    first_bytes(self.out, self.allowance) if limited else self.out)
+                    first_bytes(self.out, most) if most >= 0 else self.out)
             except (BlockingIOError, InterruptedError):
                 if self.tls is not None and self.tls.owed:
                     self.mid_frame = True  # in part of it that nobody can take back
@@ -218,6 +226,18 @@ cdef class Channel(Handler):
         self._unblock()
         bulk, self.bulk = self.bulk, None
         self.owner.on_sent(self, bulk)
+
+    cdef Py_ssize_t _encoded(self, Py_ssize_t most) except -2:
+        """How much of `out` may go, if it may be `most` (< 0: any number): what is encoded, and
+        when that is little, so much more."""
+        cdef Py_ssize_t count, there = -self.rough
+        for buffer in self.out:
+            there += len(buffer)
+        if there < SEND_BYTES:
+            count = self.bulk.refine(self.piece_end, self.rough)
+            self.rough -= count
+            there += count
+        return there if most < 0 else min(there, most)
 
     cdef object _advance(self, Py_ssize_t sent):
         """Drop what was sent from the front of `out`."""
@@ -254,7 +274,10 @@ cdef class Channel(Handler):
         """Forget unsent frames, but not the rest of one that has begun: the peer needs its end."""
         if not self.mid_frame:
             self.out.clear()
+        elif self.rough:
+            self.bulk.image.ready(self.piece_end)
         self.bulk = None
+        self.rough = 0
 
     @property
     def unsent(self):
@@ -322,6 +345,7 @@ cdef class Channel(Handler):
             self.failure.cancel()
         self.out.clear()
         self.bulk = None
+        self.rough = 0
         self.reader = None
         try:
             self.sock.close()

@@ -37,9 +37,6 @@ class ChangeImage(CutOnce):
         self.fragment, self.base, self.version = source.fragment, base, source.version
         super().__init__(Msg.BCAST_CHANGE, change_head(source.fragment, base, source.version), body)
 
-    def ready(self, end: int) -> None:
-        """All of it is."""
-
 
 class AnchorImage(CutOnce):
     """A version as its whole anchor. `change`: what makes it of the anchor before."""
@@ -49,9 +46,6 @@ class AnchorImage(CutOnce):
     def __init__(self, source: Source, body: memoryview, change: ChangeImage):
         self.fragment, self.version, self.change = source.fragment, source.version, change
         super().__init__(Msg.BCAST_FRAGMENT, bcast_head(source.fragment, source.version), body)
-
-    def ready(self, end: int) -> None:
-        """All of it is."""
 
 
 class Downlink:

@@ -7,7 +7,10 @@ cdef class Bulk:
     cdef list pieces
     cdef object pull
     cdef Py_ssize_t left, open, offset
+    cdef readonly Py_ssize_t rough  # bytes at the end of the newest piece that are not encoded yet
     cdef bint final
+
+    cdef Py_ssize_t refine(self, Py_ssize_t offset, Py_ssize_t rough) except -1
 
 
 cdef class Outbox:

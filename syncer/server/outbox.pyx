@@ -25,13 +25,24 @@ from syncer.protocol import Msg
 
 FINAL = Msg.FINAL_FRAGMENT
 
+cdef enum:
+    ENCODE_BYTES = 1048576      # that are encoded, and then sent while they are in the cache
+
 
 cdef class Bulk:
     """A broadcast or final fragment on its way to one group."""
 
     def __init__(self, image):
         self.image = image
+        self.rough = 0
         self.final = image.kind == FINAL
+
+    cdef Py_ssize_t refine(self, Py_ssize_t offset, Py_ssize_t rough) except -1:
+        """Make some of the last `rough` bytes before this offset of the tensor final; returns how
+        many."""
+        cdef Py_ssize_t count = min(rough, ENCODE_BYTES)
+        self.image.ready(offset - rough + count)
+        return count
 
 
 cdef class Outbox:
@@ -155,15 +166,22 @@ cdef class Outbox:
 
     cpdef tuple next_piece(self):
         """(bulk, buffers) of the next CHUNK frame, or None; answer with `piece_sent(bulk)`. The
-        buffers are everybody's."""
+        buffers are everybody's. Of a tensor, the last `rough` bytes are final only after `refine`:
+        what is encoded right before it is sent is copied from the cache."""
         cdef Bulk bulk = self.feeding
+        cdef Py_ssize_t size
         if bulk is None:
             bulk = self._start()
             if bulk is None:
                 return None
         buffers = bulk.pieces[len(bulk.pieces) - bulk.left]
         bulk.offset += len(buffers[1])
-        bulk.image.ready(bulk.offset)
+        size = len(buffers[1])
+        if size <= ENCODE_BYTES or bulk.image.is_ready(bulk.offset):
+            bulk.image.ready(bulk.offset)
+            bulk.rough = 0
+        else:
+            bulk.rough = size
         bulk.left -= 1
         bulk.open += 1
         self.feeding = bulk if bulk.left else None

@@ -92,6 +92,11 @@ class Pinned:
             self._made, self.source = self._make(self.source), None
         return self._made.pieces(msg_id, streams)
 
+    def is_ready(self, end: int) -> bool:
+        """Whether the first `end` bytes of its body are final."""
+        assert self._made is not None  # its pieces were asked for
+        return self._made.is_ready(end)
+
     def ready(self, end: int) -> None:
         """Make the first `end` bytes of its body final."""
         assert self._made is not None  # its pieces were asked for

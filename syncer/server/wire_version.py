@@ -48,6 +48,8 @@ class Image(Protocol):
 
     def pieces(self, msg_id: int, streams: int) -> list[list[bytes | memoryview]]: ...
 
+    def is_ready(self, end: int) -> bool: ...
+
     def ready(self, end: int) -> None: ...
 
 
@@ -76,6 +78,13 @@ class CutOnce:
                 self.kind, self.head, self.body, msg_id, streams)
         return self.cut[1]
 
+    def is_ready(self, end: int) -> bool:
+        """Whether `body[:end]` is final: all of it is, where nothing has to be encoded."""
+        return True
+
+    def ready(self, end: int) -> None:
+        """Make `body[:end]` final."""
+
 
 class WireVersion(CutOnce):
     """A BCAST_FRAGMENT or FINAL_FRAGMENT: `kind`, `fragment`, `version`, `head`, `body`.
@@ -103,6 +112,10 @@ class WireVersion(CutOnce):
             self.params = source.params
         super().__init__(kind, (final_head if final else bcast_head)(
             source.fragment, source.version), body)
+
+    def is_ready(self, end: int) -> bool:
+        """Whether `body[:end]` is final."""
+        return self.params is None or end <= self.encoded
 
     def ready(self, end: int) -> None:
         """Make `body[:end]` final. `end` may lie inside a value."""

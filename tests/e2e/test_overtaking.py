@@ -7,6 +7,7 @@ system's own measuring of it.
 from __future__ import annotations
 
 import re
+import select
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,8 +138,8 @@ def test_a_pull_goes_out_at_once_beside_full_data_sockets(side):
     pool = BufferPool()
     for fragment in range(4):
         side.broadcast(fragment, pool)
-    until(lambda: side.loop.poll(0) or all(
-        channel.blocked for channel in side.group.data.values()), "both are full")
+    socks = [channel.sock for channel in side.group.data.values()]
+    until(lambda: side.loop.poll(0) or not select.select([], socks, [], 0)[1], "both are full")
     side.group.outbox.pull(4, PULL)
     side.group.pump()
     side.peers[0].settimeout(60)

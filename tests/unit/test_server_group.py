@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from syncer.layout import AVG, FragmentLayout, Layout
-from syncer.protocol import DTYPE_F32
+from syncer.protocol import DTYPE_BF16, DTYPE_F32, Msg
 from syncer.server.conn import Channel, Owner
 from syncer.server.group import Group, Reports
+from syncer.server.outbox import Outbox
 from syncer.server.selector import SelectorLoop
+from syncer.server.wire_version import WireVersion
 from syncer.wire.extension import Extension
 from syncer.wire.hello import Hello
-from tests.unit.test_server_outbox import image
+from tests.golden.merge_reference import bf16_encode
+from tests.unit.test_server_outbox import POOL, image
 
 KIB = 1024
 NUMEL = 60 * KIB
@@ -51,6 +56,58 @@ def group():
     for one in made.channels:
         one.close()
     loop.close()
+
+
+@pytest.fixture
+def sender():
+    """A channel with one end of a pair, and the other end, which nobody reads."""
+    loop, (ours, theirs) = SelectorLoop(), socket.socketpair()
+    ours.setblocking(False)
+    channel = Channel(loop, ours, "peer", Owner(), None, 10**12)
+    yield channel, theirs, loop
+    channel.close()
+    theirs.close()
+    loop.close()
+
+
+def encoded(numel: int):
+    """A version in bf16 whose values differ, its pieces as an outbox hands them out, and what is to
+    arrive of the first one."""
+    params = np.arange(numel, dtype=np.float32)
+    source = SimpleNamespace(fragment=0, version=1, params=params)
+    shared = WireVersion(Msg.BCAST_FRAGMENT, source, DTYPE_BF16, POOL)
+    outbox = Outbox(1)
+    outbox.broadcast(shared)
+    bulk, buffers = outbox.next_piece()
+    body = bf16_encode(params).tobytes()[:len(buffers[1])]
+    return shared, bulk, list(buffers), bytes(buffers[0]) + body
+
+
+def test_a_piece_is_encoded_as_far_as_the_kernel_takes_it(sender):
+    channel, peer, loop = sender
+    shared, bulk, buffers, expected = encoded(4 * 1024 * KIB)
+    channel.send(buffers, bulk)
+    assert channel.blocked, "the kernel takes less than a piece"
+    assert 0 < shared.encoded < len(expected) - len(buffers[0])
+    received = bytearray()
+    while len(received) < len(expected):
+        received += peer.recv(64 * KIB)
+        loop.poll(loop.now_ns())
+    assert received == expected
+
+
+def test_what_has_begun_is_encoded_to_its_end_when_the_rest_is_forgotten(sender):
+    """The peer needs the end of the frame, and what says good-bye comes behind it."""
+    channel, peer, loop = sender
+    _, bulk, buffers, expected = encoded(4 * 1024 * KIB)
+    channel.send(buffers, bulk)
+    channel.cut_queue()
+    channel.send([b"good-bye"])
+    received = bytearray()
+    while len(received) < len(expected) + 8:
+        received += peer.recv(64 * KIB)
+        loop.poll(loop.now_ns())
+    assert received == expected + b"good-bye"
 
 
 def test_what_may_go_is_shared_out_before_any_of_it_goes(group):
