@@ -34,7 +34,8 @@ def all_scenes(short: bool) -> dict[str, list[Callable[[], Row]]]:
     return {
         "sync": [scene for link in (GB, MB) for scene in (
             partial(scenes.bare, link, mib[link]),
-            *(partial(scenes.sync, link, dtype, mib[link], syncs) for dtype in DTYPES))],
+            *(partial(scenes.sync, link, dtype, mib[link], syncs) for dtype in DTYPES),
+            partial(scenes.sync, link, "q4", mib[link], syncs, "q4"))],
         "delay": [partial(scenes.sync, link, "f32", 8 if short else size, syncs)
                   for link, size in delayed],
         "straggler": [partial(scenes.straggler, 8 if short else 32, syncs)],

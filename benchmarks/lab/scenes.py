@@ -145,27 +145,30 @@ def sync_seconds(applied: list[list[float]]) -> float:
     return (times[-1] - times[0]) / (len(times) - 1) * FRAGMENTS
 
 
-def sync(link: Link, dtype: str, mib: int, syncs: int) -> Row:
+def sync(link: Link, dtype: str, mib: int, syncs: int, downlink: str = "whole") -> Row:
     """Two learners, each behind a link of its own: what it takes to sync the whole model once, in
     the long run, beside the bytes of the busier direction at the rate of the link.
 
-    With delay the bound has a round trip for as many fragments as are in flight.
+    With delay the bound has a round trip for as many fragments as are in flight. downlink: of the
+    server; with q4 broadcasts are changes of half a byte a parameter.
     """
     numel = mib * MIB // 4 // FRAGMENTS
     steps = (WARM_SYNCS + syncs + 1) * FRAGMENTS
     with fleet(2, "--quorum", "2", "--grace-ms", "0", "--pipeline", str(IN_FLIGHT),
-               total_steps=steps) as made:
+               "--downlink", downlink, total_steps=steps) as made:
         learners = [made.learner(number, link, dtype, numel) for number in range(2)]
         found = statistics.median(sync_seconds(made.applied(number, each))
                                   for number, each in enumerate(learners))
     code = CODES[dtype]
-    most = max(tensor_bytes(numel, code), tensor_bytes(numel, bulk_dtype(code)))
-    bound = FRAGMENTS * most * 8 / link.bits_per_s
+    up = tensor_bytes(numel, code)
+    down = tensor_bytes(numel, bulk_dtype(code) if downlink == "whole" else CODES[downlink])
+    bound = FRAGMENTS * max(up, down) * 8 / link.bits_per_s
     # A fragment is under way up, down and a round trip; so many are at the same time.
-    alone = (FRAGMENTS * 8 * (tensor_bytes(numel, code) + tensor_bytes(numel, bulk_dtype(code)))
-             / link.bits_per_s + FRAGMENTS * link.round_trip_ms / 1000) / IN_FLIGHT
+    alone = (FRAGMENTS * 8 * (up + down) / link.bits_per_s
+             + FRAGMENTS * link.round_trip_ms / 1000) / IN_FLIGHT
     bound = max(bound, alone)
-    return Row(f"{link}, {dtype}, {mib} MiB", found, bound, bound / found, 0.9)
+    ways = dtype + " both ways" * (downlink != "whole")
+    return Row(f"{link}, {ways}, {mib} MiB", found, bound, bound / found, 0.9)
 
 
 def bare(link: Link, mib: int) -> Row:

@@ -15,7 +15,7 @@ from syncer.errors import SyncerError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.learner.introduction import Introduction
 from syncer.learner.session import Session
-from syncer.protocol import DTYPE_F32, RunState, tensor_bytes
+from syncer.protocol import DTYPE_F32, DTYPE_Q4, Q4_BLOCK_BYTES, RunState, tensor_bytes
 from syncer.reader.cut_session import ReaderSession, ReceivedCut
 from syncer.steps import version_at
 from syncer.wire import encode
@@ -27,8 +27,8 @@ from syncer.wire.extended import (
     encode_session_layout,
     encode_welcome,
 )
-from syncer.wire.messages import Bcast, FinalFragment, Manifest, Pull
-from tests.bulk_frames import encode_bcast, encode_final_fragment
+from syncer.wire.messages import Bcast, BcastChange, FinalFragment, Manifest, Pull
+from tests.bulk_frames import encode_bcast, encode_change, encode_final_fragment
 from tests.fuzz.target import Target, must
 from tests.fuzz.wire_targets import ONE_BY_ONE_MAX, one_line
 
@@ -95,8 +95,9 @@ def make(random: Random) -> bytes:
     parts = []
     if who != LEARNER:
         kept = (False,) * (0 if who == READER else FRAGMENTS)
+        changes = DTYPE_Q4 if who == INTRODUCED and random.random() < 0.7 else 0
         parts.append(encode_welcome(Welcome(1, 7, 2, 40, 4, 2, 24.0, random.choice(list(RunState)),
-                                            "syncer 1.0", kept=kept)))
+                                            "syncer 1.0", kept=kept, changes=changes)))
         parts.append(encode_notice(NoticeText(1, "waiting for learner 1")))
     if who == READER:
         parts.append(encode_session_layout(SessionLayout(
@@ -107,6 +108,7 @@ def make(random: Random) -> bytes:
         if who == READER:
             parts.append(_manifest(step))
         else:
+            parts += _changes(random, step) if who == INTRODUCED else []
             parts.append(encode.encode_pull(Pull(random.randrange(FRAGMENTS), step + 1, 1)))
         step += random.choice((1, 2))
     if random.random() < 0.4:
@@ -128,6 +130,16 @@ def _cut(random: Random, step: int, *, final: bool) -> list[bytes]:
         version = version_at(step, fragment, FRAGMENTS)
         frames.append(encode_final_fragment(FinalFragment(fragment, version, tensor)) if final
                       else encode_bcast(Bcast(fragment, version, tensor)))
+    random.shuffle(frames)
+    return frames
+
+
+def _changes(random: Random, step: int) -> list[bytes]:
+    """Of what the cut of this step has brought, one of another and so on, in any order."""
+    fragment = random.randrange(FRAGMENTS)
+    base = version_at(step, fragment, FRAGMENTS)
+    frames = [encode_change(BcastChange(fragment, base + n, base + n + 1, memoryview(
+        random.randbytes(Q4_BLOCK_BYTES)))) for n in range(random.randrange(4))]
     random.shuffle(frames)
     return frames
 

@@ -40,7 +40,8 @@ SMALL = Layout((FragmentLayout(RDA, (3, 2)), FragmentLayout(AVG, (50,)),
                 FragmentLayout(ISO, (6,), ((2, 3),))))
 LARGE = Layout((FragmentLayout(AVG, (5000,)),))
 """Its messages are larger than what a reader receives at once."""
-SIDES = (Limits.for_server(SMALL, DTYPE_F32), Limits.for_client(SMALL, DTYPE_F32, extended=True),
+SIDES = (Limits.for_server(SMALL, DTYPE_F32), Limits.for_client(SMALL, DTYPE_F32, extended=True,
+                                                               changes=True),
          Limits.first_frame(), Limits.for_server(LARGE, DTYPE_Q4, extended=True),
          Limits.for_client(LARGE, DTYPE_F32), Limits.for_reader_group(), Limits.for_new_reader())
 LEARNERS, KEY = 4, b"fuzz"
