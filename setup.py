@@ -78,6 +78,7 @@ KERNELS = {
         # GCC 12 takes +crypto, not +sha2, for these intrinsics
         ("sha256_arm_sha2.c", ["-march=armv8-a+crypto"]),
         ("codec_arm_neon.c", []),
+        ("codec_arm_bf16.c", ["-march=armv8.2-a+bf16"]),
         ("blend_arm_neon.c", []),
         ("reduce_arm_neon.c", []),
     ],

@@ -5,13 +5,14 @@ Every figure is a ratio to a reference timed in interleaved pairs of the same ru
 
 from __future__ import annotations
 
+import os
 from time import perf_counter_ns, process_time, process_time_ns
 
 import numpy as np
 import pytest
 
 from benchmarks import merge_round, reference
-from benchmarks.limits.figure import Figure, in_turns
+from benchmarks.limits.figure import Figure, in_turns, on
 from benchmarks.pairs import ratio
 from syncer.config import available_cores
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
@@ -95,8 +96,8 @@ LAYOUTS = {
 
 
 def share_of_copy(alignment: str | None, mi: int, turns: int = 5) -> Figure:
-    """A round of 4 learners on one thread, rda with HeLoCo or with None avg, against copying past
-    the cache as many bytes as it moves, in CPU time."""
+    """A round of 4 learners on one thread and one core, rda with HeLoCo or with None avg, against
+    copying past the cache as many bytes as its passes count, in CPU time."""
     n = mi * MI
     given = merge_round.inputs([n], alignment or "kept")
     call = merge_round.ours([n], given, 1, mode=RDA if alignment else AVG)
@@ -108,7 +109,8 @@ def share_of_copy(alignment: str | None, mi: int, turns: int = 5) -> Figure:
             copy()
 
     copied = COPIES * 8 * n
-    found = in_turns(copies, call, moved / 1e9, turns, clock=process_time)
+    with on({min(os.sched_getaffinity(0))}):
+        found = in_turns(copies, call, moved / 1e9, turns, clock=process_time)
     share = moved / copied
     return found._replace(ratio=found.ratio * share, bound=found.bound / share,
                           bound_cpu=found.bound_cpu * share)

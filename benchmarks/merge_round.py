@@ -1,4 +1,4 @@
-"""One round written three ways (this package, NumPy, torch), and the bytes it must move.
+"""One round written three ways (this package, NumPy, torch), and the bytes that it moves.
 
 Must not time anything. rda with HeLoCo and Nesterov, per tensor, the way one would write it with
 vectorised expressions: in f64 where the numerics ask for it, but with the library's own dot
@@ -7,10 +7,15 @@ products instead of the blocked sum.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from syncer import pages
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
-from syncer.merge import FragmentStore, HelocoConstants
+from syncer.merge import FragmentStore, HelocoConstants, engine
+from syncer.merge.buffers import BufferPool
+from syncer.merge.plan import Plan
 
 F32 = np.float32
 LR, MU = 0.7, 0.9
@@ -24,21 +29,31 @@ ALIGNMENTS = {
 
 
 def inputs(numels, alignment: str, learners: int = 4):
-    """params, momentum, weights and gradients: noise that leans on the momentum as asked."""
+    """params, momentum, weights and gradients: noise that leans on the momentum as asked. They lie
+    in memory of the kind that a server decodes pushes into."""
     rng, n = np.random.default_rng(1), sum(numels)
-    params, momentum = (rng.standard_normal(n, dtype=F32) for _ in range(2))
+
+    def noise() -> np.ndarray:
+        return rng.standard_normal(n, dtype=F32, out=in_pool(n))
+
+    params, momentum = noise(), noise()
     lean = ALIGNMENTS[alignment]
     gradients = []
     for i in range(learners):
-        gradient = rng.standard_normal(n, dtype=F32)
+        gradient = noise()
         gradient += F32(lean[i % len(lean)]) * momentum
         gradients.append(gradient)
     return params, momentum, [1.0 + i for i in range(learners)], gradients
 
 
+def in_pool(n: int) -> np.ndarray:
+    return np.frombuffer(memoryview(BufferPool().take(n)), F32)
+
+
 def ours(numels, given, threads: int, mode: int = RDA):
     """A call that merges what `inputs` gave and throws the result away; returns gnorm."""
     params, momentum, weights, gradients = given
+    pages.keep_at_most(16 * sum(numels))  # for the next call, as a server keeps what it writes
     store = FragmentStore(Layout((FragmentLayout(mode, tuple(numels)),)), lr=LR, momentum=MU,
                           threads=threads, delta_correction="none" if mode == AVG else "heloco")
     store.adopt(0, params, state={"momentum": momentum})
@@ -150,22 +165,87 @@ class TorchLibrary:
         return bool(x.isfinite().all())
 
 
-def bytes_moved(numels, alignment: str | None, learners: int = 4, cache_bytes: int = 0) -> int:
-    """Bytes a round must read and write, with every tensor's own passes counted.
+# ---------------------------------------------------------------------------- bytes that are moved
 
-    A tensor whose gradients, momentum and result fit in `cache_bytes` is read once. Each larger one
-    is read once per pass that its corrections need (see csrc/merge_fragment.c). Without an
-    alignment those of avg, which is one pass.
-    """
-    step = 4 + 4 + 8  # momentum and params in, both out
-    once = 4 * learners + step
-    if alignment is None:
-        return sum(numels) * once
-    lean = [ALIGNMENTS[alignment][i % len(ALIGNMENTS[alignment])] for i in range(learners)]
-    rotated, shrunk = sum(x == 0.1 for x in lean), sum(x < 0 for x in lean)
-    measure = 4 * learners + 4
-    rotate = 4 * rotated + 4 if rotated else 0
-    again = 4 * (rotated + shrunk) + 4 if rotated or shrunk else 0
-    direction = 4 * learners + (4 if rotated or shrunk else 0) + 4
-    passes = measure + rotate + again + direction + 4 + step
-    return sum(n * (once if n * (once - 8) <= cache_bytes else passes) for n in numels)
+
+class Round(NamedTuple):
+    """A kind of merge of the table, and the share of a copy past the cache that was measured for it
+    (docs/merge.md says when and where), if it was."""
+
+    name: str
+    mode: int
+    alignment: str
+    heloco: bool
+    fold: bool = False
+    share: float | None = None
+
+
+ROUNDS = (
+    Round("avg", AVG, "kept", heloco=False, share=0.94),
+    Round("avg, HeLoCo keeps all", AVG, "kept", heloco=True),
+    Round("rda", RDA, "kept", heloco=False),
+    Round("rda, kept", RDA, "kept", heloco=True, share=0.84),
+    Round("rda, mixed", RDA, "mixed", heloco=True, share=0.81),
+    Round("rda, turned", RDA, "turned", heloco=True, share=0.75),
+    Round("close of a fold, avg", AVG, "kept", heloco=False, fold=True),
+    Round("close of a fold, rda", RDA, "kept", heloco=False, fold=True),
+)
+
+Moved = dict[tuple[str, str], tuple[float, float]]
+"""(pass, kind of array) -> bytes read and written per parameter."""
+
+
+def moved(kind: Round, learners: int = 4, n: int = 4 * 16_384) -> Moved:
+    """What one round moves per parameter, as its passes counted it in a run; nesterov."""
+    params, momentum, weights, gradients = inputs([n], kind.alignment, learners)
+    plan, pool, found = Plan([n], 1), BufferPool(), {}
+    given = {"gradients": gradients, "weights": weights}
+    if kind.fold:
+        fold = engine.FoldSums(plan, pool, kind.mode == RDA)
+        for gradient in gradients:
+            engine.add(fold, gradient, factor=1.0, weight=1.0)
+        given = {"gradients": (), "weights": (), "fold": fold, "fold_scale": 1 / learners}
+    engine.run(plan, mode=kind.mode, params=pool.adopt(params), state=(pool.adopt(momentum),),
+               params_out=pool.take(n), state_out=(pool.take(n),), outer=engine.STEP_NESTEROV,
+               scalars=(LR, MU, 1.0, 0.0), heloco=tuple(C) if kind.heloco else None, moved=found,
+               **given)
+    return {key: (read / n, written / n) for key, (read, written) in found.items()}
+
+
+def bytes_moved(numels, alignment: str | None, learners: int = 4) -> int:
+    """Bytes that a round reads and writes: rda with HeLoCo, or with None avg."""
+    kind = Round("", RDA if alignment else AVG, alignment or "kept", heloco=bool(alignment))
+    return round(sum(map(sum, moved(kind, learners).values())) * sum(numels))
+
+
+def times_table() -> str:
+    """How often each byte is read and written, for docs/merge.md."""
+    learners, lines = 4, [
+        "| round of 4 learners, nesterov | a gradient | momentum | parameters | sum | result | "
+        "new momentum | bytes a parameter | share of a copy |", "|---" * 9 + "|"]
+    for kind in ROUNDS:
+        counts = moved(kind, learners)
+        cells = []
+        for array in engine.ARRAYS:
+            each = [sum(way) / 4 / (learners if array == "gradients" else 1) for way in zip(
+                *(both for (_, kind_of), both in counts.items() if kind_of == array), strict=True)]
+            cells.append(", ".join(f"{verb} {times:g} ×" for verb, times in zip(
+                ("read", "written"), each, strict=False) if times))
+        total = sum(map(sum, counts.values()))
+        share = f"{kind.share:.2f}" if kind.share else ""
+        lines.append(f"| {kind.name} | {' | '.join(cells)} | {total:g} | {share} |")
+    return "\n".join(lines) + "\n"
+
+
+def passes_table() -> str:
+    """Bytes per parameter that each pass moves, for docs/merge.md."""
+    lines = [f"| bytes read + written | {' | '.join(engine.PASSES)} |",
+             "|---|" + "---|" * len(engine.PASSES)]
+    for kind in ROUNDS:
+        counts, cells = moved(kind), []
+        for name in engine.PASSES:
+            ways = [both for (its, _), both in counts.items() if its == name]
+            read, written = (sum(way) for way in zip(*ways, strict=True)) if ways else (0, 0)
+            cells.append(f"{read:g}" + (f" + {written:g}" if written else "") if read else "")
+        lines.append(f"| {kind.name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from syncer.merge.buffers import BufferPool
+
 ALIGNMENT = 64
 COPIES = {"memcpy": "reference_copy", "past the cache": "reference_copy_past"}
 """Two bounds. memcpy reads the lines that it will overwrite, where it goes by the cache; a copy
@@ -42,10 +44,11 @@ def library() -> ctypes.CDLL:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Bytes that begin at a cache line, in pages that were used before."""
-    raw = np.ones(nbytes + ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT
-    return raw[begin : begin + nbytes]
+    """Bytes that begin at a cache line, in memory as fragments and decoded pushes have it: huge
+    pages where the system gives them, faulted in before."""
+    floats = np.frombuffer(memoryview(BufferPool().take(-(-nbytes // 4))), np.float32)
+    floats.fill(1)
+    return floats.view(np.uint8)[:nbytes]
 
 
 def copy(nbytes: int, kind: str = "memcpy", threads: int = 1) -> Callable[[], object]:

@@ -40,12 +40,14 @@ unsigned sk_cpu_detect(void) {
 
 #define HWCAP_BIT_ASIMD (1ul << 1)
 #define HWCAP_BIT_SHA2 (1ul << 6)
+#define HWCAP2_BIT_BF16 (1ul << 14)
 
 unsigned sk_cpu_detect(void) {
     unsigned long caps = getauxval(AT_HWCAP);
     unsigned found = 0;
     if (caps & HWCAP_BIT_ASIMD) found |= SK_CPU_NEON;
     if (caps & HWCAP_BIT_SHA2) found |= SK_CPU_SHA2;
+    if (getauxval(AT_HWCAP2) & HWCAP2_BIT_BF16) found |= SK_CPU_BF16;
     return found;
 }
 
@@ -56,7 +58,7 @@ unsigned sk_cpu_detect(void) { return 0; }
 #endif
 
 const char *sk_cpu_name(unsigned bit) {
-    static const char *const names[SK_CPU_COUNT] = {"sse4.1", "sha-ni", "avx2",
-                                                    "neon",   "sha2",   "assisted subnormals"};
+    static const char *const names[SK_CPU_COUNT] = {
+        "sse4.1", "sha-ni", "avx2", "neon", "sha2", "assisted subnormals", "bf16"};
     return bit < SK_CPU_COUNT ? names[bit] : "";
 }

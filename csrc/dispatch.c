@@ -2,7 +2,7 @@
 #include "syncer_kernels_impl.h"
 
 extern const sk_sha256_variant sk_sha256_portable, sk_sha256_shani, sk_sha256_armv8;
-extern const sk_codec_variant sk_codec_portable, sk_codec_avx2, sk_codec_neon;
+extern const sk_codec_variant sk_codec_portable, sk_codec_avx2, sk_codec_neon, sk_codec_arm_bf16;
 extern const sk_blend_variant sk_blend_portable, sk_blend_avx2, sk_blend_avx2_faint, sk_blend_neon;
 extern const sk_reduce_variant sk_reduce_portable, sk_reduce_avx2, sk_reduce_neon;
 
@@ -31,7 +31,7 @@ static const void *const codec_variants[] = {
 #if defined(SK_X86_64)
     &sk_codec_avx2,
 #elif defined(SK_AARCH64)
-    &sk_codec_neon,
+    &sk_codec_arm_bf16, &sk_codec_neon,
 #endif
     &sk_codec_portable, NULL};
 static const void *const blend_variants[] = {

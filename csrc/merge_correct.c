@@ -36,9 +36,12 @@ void sm_begin(void *context, const sm_task *task) {
 static void pass_measure(void *context, const sm_task *task, size_t block) {
     const sm_pushes *pushes = context;
     const sm_work *work = task->work;
-    sk_active.reduce->measure(
-        work->term, pushes->learners, pushes->heloco != NULL ? pushes->momentum : NULL,
-        sm_element(task, block), sm_extent(task, block), work->sums + block, work->stride);
+    const float *momentum = pushes->heloco != NULL ? pushes->momentum : NULL;
+    const size_t at = sm_element(task, block), n = sm_extent(task, block);
+    sk_active.reduce->measure(work->term, pushes->learners, momentum, at, n, work->sums + block,
+                              work->stride);
+    sm_reads(task, SM_MEASURE, SM_GRADIENTS, pushes->learners, n);
+    sm_reads(task, SM_MEASURE, SM_STATE, momentum != NULL, n);
 }
 
 /* HeLoCo: decides keep, shrink or rotate from the three sums of one gradient. All in f64, and each
@@ -89,9 +92,11 @@ static void finish_measure(void *context, const sm_task *task) {
 static void pass_rotated(void *context, const sm_task *task, size_t block) {
     const sm_pushes *pushes = context;
     const sm_work *work = task->work;
-    sk_active.reduce->rotated(work->term, pushes->learners, pushes->momentum,
-                              sm_element(task, block), sm_extent(task, block), work->sums + block,
-                              work->stride);
+    const size_t at = sm_element(task, block), n = sm_extent(task, block);
+    sk_active.reduce->rotated(work->term, pushes->learners, pushes->momentum, at, n,
+                              work->sums + block, work->stride);
+    sm_reads(task, SM_ROTATED, SM_GRADIENTS, sm_count_turned(work, pushes->learners, 1), n);
+    sm_reads(task, SM_ROTATED, SM_STATE, 1, n);
 }
 
 static void finish_rotated(void *context, const sm_task *task) {
@@ -113,9 +118,11 @@ static void finish_rotated(void *context, const sm_task *task) {
 static void pass_remeasure(void *context, const sm_task *task, size_t block) {
     const sm_pushes *pushes = context;
     const sm_work *work = task->work;
-    sk_active.blend->lengths(work->term, pushes->learners, pushes->momentum,
-                             sm_element(task, block), sm_extent(task, block), work->sums + block,
-                             work->stride);
+    const size_t at = sm_element(task, block), n = sm_extent(task, block);
+    sk_active.blend->lengths(work->term, pushes->learners, pushes->momentum, at, n,
+                             work->sums + block, work->stride);
+    sm_reads(task, SM_REMEASURE, SM_GRADIENTS, sm_count_turned(work, pushes->learners, 0), n);
+    sm_reads(task, SM_REMEASURE, SM_STATE, 1, n);
 }
 
 static void finish_remeasure(void *context, const sm_task *task) {

@@ -91,6 +91,10 @@ static void pass_direction(void *context, const sm_task *task, size_t block) {
                        job->stream, lanes);
     sk_stores_done();
     work->sums[block] = sk_fold_lanes(lanes);
+    sm_reads(task, SM_DIRECTION, SM_GRADIENTS,
+             job->trim >= 0 ? job->pushes.learners : work->summed_count, n);
+    sm_reads(task, SM_DIRECTION, SM_STATE, work->turned != 0, n);
+    sm_writes(task, SM_DIRECTION, SM_RESULT, 1, n);
 }
 
 /* Learners that cancel each other leave a direction that is noise of the rounding: then the average
@@ -115,8 +119,9 @@ static void finish_direction(void *context, const sm_task *task) {
 /* The same for a fold, whose direction is there already. */
 static void pass_length(void *context, const sm_task *task, size_t block) {
     const sm_merge_job *job = context;
-    sk_active.reduce->sumsq(job->fold->direction + sm_element(task, block), sm_extent(task, block),
-                            task->work->sums + block);
+    const size_t at = sm_element(task, block), n = sm_extent(task, block);
+    sk_active.reduce->sumsq(job->fold->direction + at, n, task->work->sums + block);
+    sm_reads(task, SM_LENGTH, SM_MERGED, 1, n);
 }
 
 static void finish_length(void *context, const sm_task *task) {
@@ -165,6 +170,24 @@ static void merged_strip(const sm_merge_job *job, const sm_task *task, size_t at
     }
 }
 
+/* What merged_strip reads, and the outer step reads and writes. A momentum that a correction reads is
+ * in the cache when the step reads it. */
+static void count_step(const sm_merge_job *job, const sm_task *task, size_t n) {
+    const sm_work *work = task->work;
+    const size_t states = (job->arrays.state[0] != NULL) + (size_t)(job->arrays.state[1] != NULL);
+    const int stepped = job->outer >= 0;
+    if (job->merged != NULL || (job->fold != NULL && job->weight_sum > 0.0))
+        sm_reads(task, SM_STEP, SM_MERGED, 1, n);
+    else if (job->weight_sum > 0.0 && work->directed)
+        sm_reads(task, SM_STEP, SM_RESULT, 1, n);
+    else if (job->weight_sum > 0.0)
+        sm_reads(task, SM_STEP, SM_GRADIENTS, job->pushes.learners, n);
+    sm_reads(task, SM_STEP, SM_STATE, stepped ? states : (size_t)(work->turned != 0), n);
+    sm_reads(task, SM_STEP, SM_PARAMS, (size_t)stepped, n);
+    sm_writes(task, SM_STEP, SM_NEW_STATE, stepped ? states : 0, n);
+    sm_writes(task, SM_STEP, SM_RESULT, 1, n);
+}
+
 /* The outer step tells in the same pass whether all it wrote is finite, instead of a scan of the
  * results afterwards that would read them from memory again. Statistics need the whole block. */
 static void pass_step(void *context, const sm_task *task, size_t block) {
@@ -188,6 +211,7 @@ static void pass_step(void *context, const sm_task *task, size_t block) {
         if (good != len) note_bad(job, at + s + good);
     }
     sk_stores_done();
+    count_step(job, task, n);
     job->merged_sums[row] = sk_fold_lanes(lanes);
     if (job->stats == NULL) return;
     sm_note_stats(job, at, n, row, task->scratch);

@@ -29,7 +29,8 @@ typedef struct {
     const sm_plan *plan;
     sm_work *work; /* in a team every thread has the same */
     size_t tensor;
-    float *scratch; /* this thread's own */
+    float *scratch; /* this thread's own, like the counts */
+    uint64_t (*moved)[SM_ARRAYS][2];
     int team;
 } sm_task;
 
@@ -72,6 +73,24 @@ static inline size_t sm_element(const sm_task *task, size_t block) {
 static inline size_t sm_extent(const sm_task *task, size_t block) {
     const size_t *offset = task->plan->offset + task->tensor;
     return sm_smaller(SK_BLOCK, offset[1] - offset[0] - block * SK_BLOCK);
+}
+
+/* Notes what a pass moves for n elements: `arrays` arrays of a kind, each once. docs/merge.md and the
+ * benchmarks are made from these counts, so every pass says it beside the kernel that does it. */
+static inline void sm_reads(const sm_task *task, int pass, int kind, size_t arrays, size_t n) {
+    task->moved[pass][kind][0] += arrays * n * sizeof(float);
+}
+
+static inline void sm_writes(const sm_task *task, int pass, int kind, size_t arrays, size_t n) {
+    task->moved[pass][kind][1] += arrays * n * sizeof(float);
+}
+
+/* Gradients that are turned, or turned in one way. */
+static inline size_t sm_count_turned(const sm_work *work, size_t learners, int only_rotated) {
+    size_t count = 0;
+    for (size_t l = 0; l < learners; l++)
+        count += only_rotated ? work->term[l].turn == SK_ROTATE : work->term[l].turn != SK_KEEP;
+    return count;
 }
 
 /* Step 4 of the blocked sum: the block sums of one tensor, left to right. */

@@ -58,8 +58,8 @@ static void serve(sm_crew *crew, sm_tensor_fn fn, void *job, int thread) {
     const sm_plan *plan = crew->plan;
     uint64_t mode = sk_mode_enter(); /* a team keeps the mode of whoever had it made */
     float *scratch = crew->scratch + (size_t)thread * crew->scratch_stride;
-    sm_task shared = {plan, &crew->shared, 0, scratch, 1};
-    sm_task whole = {plan, &crew->own[thread], 0, scratch, 0};
+    sm_task shared = {plan, &crew->shared, 0, scratch, crew->own[thread].moved, 1};
+    sm_task whole = {plan, &crew->own[thread], 0, scratch, crew->own[thread].moved, 0};
     if (sm_placed()) sm_take_place(thread, crew->threads);
     for (size_t i = 0; i < plan->shared_count; i++) {
         shared.tensor = plan->shared[i];
@@ -87,7 +87,7 @@ void sm_each_tensor(sm_crew *crew, sm_tensor_fn fn, void *job) {
         return;
     }
 #endif
-    sm_task task = {crew->plan, &crew->shared, 0, crew->scratch, 0};
+    sm_task task = {crew->plan, &crew->shared, 0, crew->scratch, crew->own[0].moved, 0};
     uint64_t mode = sk_mode_enter();
     for (; task.tensor < crew->plan->tensors; task.tensor++) fn(job, &task);
     sk_mode_leave(mode);

@@ -46,8 +46,9 @@ enum sk_cpu {
     SK_CPU_NEON = 1 << 3,
     SK_CPU_SHA2 = 1 << 4,     /* the ARMv8 SHA-2 instructions */
     SK_CPU_ASSISTED = 1 << 5, /* subnormal numbers are left to microcode: no need, a reason */
+    SK_CPU_BF16 = 1 << 6,     /* ARM's conversion to bf16 (FEAT_BF16) */
 };
-#define SK_CPU_COUNT 6
+#define SK_CPU_COUNT 7
 
 unsigned sk_cpu_detect(void);          /* bits of enum sk_cpu; reads the CPU every time */
 const char *sk_cpu_name(unsigned bit); /* bit 0..SK_CPU_COUNT-1 */

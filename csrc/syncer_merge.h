@@ -22,6 +22,10 @@
 
 enum sm_mode { SM_AVG = 0, SM_RDA = 1 };
 
+/* The passes that a tensor may take, and what they read and write, for counting it. */
+enum sm_pass { SM_MEASURE, SM_ROTATED, SM_REMEASURE, SM_DIRECTION, SM_LENGTH, SM_STEP, SM_PASSES };
+enum sm_array { SM_GRADIENTS, SM_STATE, SM_PARAMS, SM_MERGED, SM_RESULT, SM_NEW_STATE, SM_ARRAYS };
+
 /* ------------------------------------------------------------------ what all jobs share */
 
 /* How a fragment is cut; made once per fragment and thread count. */
@@ -53,6 +57,9 @@ typedef struct {
     int turned;    /* any gradient that is not kept as it is */
     int rotated;
     int directed; /* rda: there is a mean direction */
+    /* Bytes that this thread has read [0] and written [1] of each kind of array, by pass. Only those
+     * of sm_crew.own count: they are a thread's, also while a team works on a shared tensor. */
+    uint64_t moved[SM_PASSES][SM_ARRAYS][2];
 } sm_work;
 
 /* Who works, on which cut, in whose memory. */

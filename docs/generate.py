@@ -39,6 +39,8 @@ PARTS = {
     "timeouts": "docs.timeouts:table",
     "walk": "docs.walk:table",
     "numpy-line": "docs.generate:numpy_line",
+    "merge-times": "benchmarks.merge_round:times_table",
+    "merge-passes": "benchmarks.merge_round:passes_table",
     "rule-table": "tests.rules:table",
     "mutation-table": "tests.rules:mutation_table",
 }

@@ -39,6 +39,8 @@ cdef extern from "syncer_merge.h" nogil:
     enum:
         SM_STRIP
         SM_STATS
+        SM_PASSES
+        SM_ARRAYS
 
     ctypedef struct sm_plan:
         size_t tensors
@@ -58,6 +60,7 @@ cdef extern from "syncer_merge.h" nogil:
         sk_term* summed
         double* sums
         size_t stride
+        uint64_t moved[6][6][2]  # as in the header
 
     ctypedef struct sm_crew:
         const sm_plan* plan

@@ -11,6 +11,8 @@ STEP_SGD: int
 STEP_DELAYED_HOLD: int
 STEP_DELAYED_APPLY: int
 STEP_NONE: int
+PASSES: tuple[str, ...]
+ARRAYS: tuple[str, ...]
 FINITE_F32: int
 FINITE_BF16: int
 
@@ -42,6 +44,7 @@ def run(
     fold_scale: float = 1.0,
     stats: bool = False,
     most: int = ...,
+    moved: dict[tuple[str, str], tuple[int, int]] | None = None,
 ) -> tuple[float, int, Statistics | None]: ...
 def add(
     fold: FoldSums,

@@ -7,7 +7,7 @@ job computes stands in csrc/syncer_merge.h.
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_FORMAT
 from cpython.buffer cimport PyBuffer_Release, PyObject_GetBuffer
 from libc.math cimport sqrt
-from libc.stdint cimport SIZE_MAX, uint32_t, uintptr_t
+from libc.stdint cimport SIZE_MAX, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memset, strcmp
 
@@ -22,6 +22,8 @@ from syncer.kernels._merge cimport (
     SK_OUTER_DELAYED_HOLD,
     SK_OUTER_NESTEROV,
     SK_OUTER_SGD,
+    SM_ARRAYS,
+    SM_PASSES,
     SM_STATS,
     SM_STRIP,
     sk_term,
@@ -44,6 +46,10 @@ STEP_SGD = SK_OUTER_SGD
 STEP_DELAYED_HOLD = SK_OUTER_DELAYED_HOLD
 STEP_DELAYED_APPLY = SK_OUTER_DELAYED_APPLY
 STEP_NONE = -1
+
+# What `run` counts: the passes and the kinds of arrays, in the order of csrc/syncer_merge.h.
+PASSES = ("measure", "rotated", "remeasure", "direction", "length", "step")
+ARRAYS = ("gradients", "state", "parameters", "sum", "result", "new state")
 
 # Bits of the largest magnitude that a result may have: as f32, and so that bf16 does not round it
 # to infinity.
@@ -167,6 +173,7 @@ cdef class _Call:
         crew.scratch_stride = SK_BLOCK + beside
         crew.scratch = <float*>self.lend(threads * crew.scratch_stride * sizeof(float))
         crew.own = <sm_work*>self.lend(threads * sizeof(sm_work))
+        memset(crew.own, 0, threads * sizeof(sm_work))
         for i in range(threads):
             crew.own[i].stride = self.plan.blocks_whole_max
             crew.own[i].sums = <double*>(own_sums + i * sums)
@@ -229,6 +236,21 @@ cdef tuple turned(const sm_crew* crew, size_t learner):
         for thread in range(crew.threads):
             counts[turn] += crew.own[thread].share[learner].turned[turn]
     return counts[0], counts[1], counts[2]
+
+
+cdef void tell_moved(const sm_crew* crew, dict moved):
+    """Adds up what the threads have read and written, by pass and kind of array."""
+    cdef size_t p, a
+    cdef uint64_t read, written
+    cdef int thread
+    for p in range(<size_t>SM_PASSES):
+        for a in range(<size_t>SM_ARRAYS):
+            read = written = 0
+            for thread in range(crew.threads):
+                read += crew.own[thread].moved[p][a][0]
+                written += crew.own[thread].moved[p][a][1]
+            if read or written:
+                moved[PASSES[p], ARRAYS[a]] = (read, written)
 
 
 @cython.final
@@ -298,7 +320,7 @@ cdef class _Norms(_Call):
 def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not None,
         tuple state, Buffer params_out not None, tuple state_out, int outer, scalars,
         heloco=None, clip=None, int trim=-1, merged=None, FoldSums fold=None,
-        double fold_scale=1.0, bint stats=False, uint32_t most=SK_FINITE_MAX):
+        double fold_scale=1.0, bint stats=False, uint32_t most=SK_FINITE_MAX, dict moved=None):
     """Merges one fragment and takes its outer step into the output buffers. Releases the GIL.
 
     mode: 0 avg, 1 rda. gradients: f32 arrays of plan.numel elements, in learner order; weights: f64
@@ -310,7 +332,8 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
     to f32 here. heloco: (c_ok, k_s, k_d, beta_max, kappa, eps) or None. clip: a factor for each
     gradient, rounded to f32, or None. trim: -1, or the mean of each element (rda: of the unit
     vectors, and of the norms) without its `trim` lowest and highest values. most: a FINITE_
-    constant.
+    constant. moved: receives the bytes that the passes have read and written, statistics aside:
+    (one of PASSES, one of ARRAYS) -> (read, written).
 
     Returns (gnorm, bad, statistics): gnorm is the norm of the merged gradient, f64; bad the first
     element of which a result is above `most` or no number, or -1 (with one, the outputs hold
@@ -347,6 +370,8 @@ def run(Plan plan not None, *, int mode, gradients, weights, Buffer params not N
         job.fold, job.fold_scale, job.weight_sum = &fold.sums, fold_scale, fold.weight_sum
     with nogil:
         _native.merge_fragment(job)
+    if moved is not None:
+        tell_moved(&job.crew, moved)
     bad = -1 if job.bad == SIZE_MAX else <Py_ssize_t>job.bad
     return sqrt(job.sumsq), bad, (call.statistics() if stats else None)
 
