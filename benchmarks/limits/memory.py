@@ -32,7 +32,7 @@ def measured(numel: int, rounds: int) -> tuple[float, float]:
                                    "--pipeline", "1", learners=LEARNERS, steps=rounds * FRAGMENTS)
         with server, on(others):
             before = server.rss_bytes
-            faults = play(server, numels, LEARNERS, DTYPE_BF16, rounds)
+            faults = play(server, numels, LEARNERS, DTYPE_BF16)
             (totals,) = server.log.find("server totals")
     return (totals["peak_rss_bytes"] - before,
             faults_per_gb(faults, numels, LEARNERS, DTYPE_BF16))

@@ -45,6 +45,10 @@ class Loaded(NamedTuple):
     state: Mapping[str, np.ndarray]
 
 
+def new_array(numel: int) -> np.ndarray:
+    return np.empty(numel, np.float32)
+
+
 class Checkpoint:
     """An open checkpoint whose structure was verified; `with` closes it.
 
@@ -105,12 +109,13 @@ class Checkpoint:
 
     # -------------------------------------------------------------------------------- reading
     def load(self, *, verify: bool = True, threads: int | None = None,
-             progress: Progress | None = None) -> list[Loaded]:
+             progress: Progress | None = None,
+             empty: Callable[[int], np.ndarray] = new_array) -> list[Loaded]:
         """Every fragment, read straight into arrays of its size, and proven: see `prove`.
 
-        Memory: the state itself.
+        Memory: the state itself, in arrays of so many f32 elements as `empty` makes them.
         """
-        arrays = {(tensor.fragment, tensor.array): np.empty(tensor.numel, np.float32)
+        arrays = {(tensor.fragment, tensor.array): empty(tensor.numel)
                   for tensor in self.facts.tensors}
         self.prove(lambda tensor, begin, end: arrays[tensor.fragment, tensor.array][begin:end],
                    verify=verify, threads=threads, progress=progress)

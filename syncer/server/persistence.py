@@ -90,9 +90,10 @@ class Persistence:
             self.lock = files.lock(path)
         try:
             if found is not None:
-                self.resumption = resumption = load_resumable(found, config, self.optimizer,
-                                                              patient, born)
+                resumption = load_resumable(found, config, self.optimizer, patient, born)
                 self.facts, self.loaded = resumption.facts, resumption.loaded
+                # whoever takes what was loaded is the last to hold it
+                self.resumption = resumption._replace(loaded=[])
                 self.names, self.lineage = self.facts.names, self.facts.lineage
             elif path is not None and not config.overwrite:
                 check_replaceable(path, patient)

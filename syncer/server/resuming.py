@@ -23,7 +23,9 @@ from syncer.checkpoint.renumbering import raise_of, scant_raise
 from syncer.checkpoint.resume import check_resumable
 from syncer.config import Config
 from syncer.errors import CheckpointError, CheckpointMismatch
+from syncer.merge.buffers import BufferPool
 from syncer.merge.optimizers import OPTIMIZERS
+from syncer.merge.versions import floats
 from syncer.steps import version_at
 from syncer.wire.contracts import rl_contract, run_contract
 
@@ -153,7 +155,9 @@ def load_resumable(path: str, config: Config, optimizer: Mapping[str, Any], file
         if beside is not None and beside.contract != facts.contract:
             beside = None
         resumption = _resumption(facts, beside, config, origin, lasting=lasting)
-        loaded = checkpoint.load(verify=not config.no_verify)
+        pool = BufferPool(lasting=True)  # its memory is used again when a version is replaced
+        loaded = checkpoint.load(verify=not config.no_verify,
+                                 empty=lambda numel: floats(pool.take(numel)))
     _settle_name(path, files)
     return resumption._replace(loaded=[
         found._replace(version=version)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from syncer.layout import RDA
-from syncer.protocol import tensor_bytes
+from syncer.protocol import Msg, tensor_bytes
+from syncer.wire.messages import Manifest, Pull
 from tests.e2e.scripted import ScriptedLearner, ServerProcess, layout_of
 
 
@@ -18,22 +19,28 @@ def minor_faults(server: ServerProcess) -> int:
 
 
 def play(server: ServerProcess, numels: Sequence[int], learners: int, dtype: int,
-         rounds: int) -> list[int]:
-    """Trains to the end, so many rounds of each fragment; returns the minor faults of the server at
-    every pull of the first learner."""
+         *, initial: bool = True) -> list[int]:
+    """Trains to the end; returns the minor faults of the server at every pull of the first learner.
+    initial: it is given version 0, and not resumed."""
     layout = layout_of(*((n,) for n in numels), mode=RDA)
     fleet = [server.learner(i, layout, dtype=dtype) for i in range(learners)]
-    fleet[0].send_init([np.ones(n, np.float32) for n in numels])
+    if initial:
+        fleet[0].send_init([np.ones(n, np.float32) for n in numels])
     deltas = {n: np.full(n, 1e-3, np.float32) for n in numels}
     faults = []
 
     def train(learner: ScriptedLearner) -> None:
-        for _ in range(rounds * len(numels)):
-            pull = learner.pull()
+        while True:
+            message = learner.until(lambda found: isinstance(found, Pull | Manifest))
+            if isinstance(message, Manifest):
+                break
             if learner is fleet[0]:
                 faults.append(minor_faults(server))
-            learner.push(pull, deltas[numels[pull.fragment]])
-        learner.finish()
+            learner.push(message, deltas[numels[message.fragment]])
+        while len(learner.final) < len(numels):
+            learner.next()
+        learner.acknowledge(message.step)
+        learner.until(Msg.SHUTDOWN)
 
     threads = [threading.Thread(target=train, args=(learner,)) for learner in fleet]
     for thread in threads:

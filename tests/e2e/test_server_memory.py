@@ -71,7 +71,7 @@ def test_a_run_takes_no_more_memory_than_it_says_and_not_much_less(tmp_path, num
     flags = ("--quorum", str(learners), "--grace-ms", "0", *flags)
     with ServerProcess(tmp_path, *flags, learners=learners, steps=4 * len(numels)) as server:
         before = server.rss_bytes
-        play(server, numels, learners, dtype, 4)
+        play(server, numels, learners, dtype)
         (told,) = server.log.find("memory of this run at most")
         (totals,) = server.log.find("server totals")
     parts = {name: told[name] for name in ("parameters", "optimizer", "rounds", "broadcasts",
@@ -87,13 +87,27 @@ def test_a_run_takes_no_more_memory_than_it_says_and_not_much_less(tmp_path, num
     assert least * told["mib"] * MIB <= used <= told["mib"] * MIB
 
 
+def test_a_resumed_run_takes_no_more_memory_either(tmp_path):
+    """What is read is used again like all else: the process itself is that of the first run."""
+    flags = ("--quorum", "2", "--grace-ms", "0", *BARRIER, "--checkpoint-path", str(tmp_path / "c"))
+    with ServerProcess(tmp_path, *flags, learners=2, steps=2) as server:
+        before = server.rss_bytes
+        play(server, MIXED_SIZES, 2, DTYPE_BF16)
+    with ServerProcess(tmp_path, *flags, "--resume", learners=2, steps=8) as server:
+        play(server, MIXED_SIZES, 2, DTYPE_BF16, initial=False)
+        (told,) = server.log.find("memory of this run at most")
+        (totals,) = server.log.find("server totals")
+    used = totals["peak_rss_bytes"] - before
+    assert RARELY_LESS * told["mib"] * MIB <= used <= told["mib"] * MIB
+
+
 @pytest.mark.parametrize("dtype", [DTYPE_BF16, DTYPE_F32])
 def test_rounds_fault_no_page_in_once_they_go_on(tmp_path, dtype):
     """Fragments of different sizes take turns; the first rounds of each bring the pages."""
     numels, rounds = (3_000_000, 1_700_000, 4_100_000, 300_000), 16
     with ServerProcess(tmp_path, "--quorum", "2", "--grace-ms", "0", "--pipeline", "1", learners=2,
                        steps=rounds * len(numels)) as server:
-        faults = play(server, numels, 2, dtype, rounds)
+        faults = play(server, numels, 2, dtype)
     assert faults_per_gb(faults, numels, 2, dtype) < FAULTS_PER_GB
 
 
