@@ -56,7 +56,11 @@ bench-kernels: $(VENV)/.built  ## run the kernel benchmarks only (no network, no
 	$(BIN)/python -m pytest benchmarks/bench_kernels.py --benchmark-only -s
 
 bench-limits: $(VENV)/.built  ## every path beside its bound, in one table and limits.json (25 minutes)
-	$(BIN)/python -m benchmarks.limits --json limits.json
+	$(BIN)/python -m benchmarks.limits --json limits.json --figures docs/limits.json
+
+bench-peers: $(VENV)/.built build/peers/.made build/flower/.made  ## torchft, hivemind, Flower and torch side by side with this (45 minutes)
+	$(BIN)/python -m benchmarks.peers --python build/peers/bin/python \
+	  --flower-python build/flower/bin/python --json docs/peers.json --png docs/peers.png
 
 wheels: $(VENV)/.test  ## build x86_64 and aarch64 wheels and an sdist into dist/, and check each
 	.ci/wheels $(BIN)/python
@@ -84,6 +88,14 @@ $(VENV)/.demo: $(VENV)/bin/python $(SOURCES)
 
 $(VENV)/.test: $(VENV)/bin/python setup.py pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+# The peers of benchmarks/peers: two environments, since they want other versions of the same.
+build/peers/.made: benchmarks/peers/requirements.txt
+build/flower/.made: benchmarks/peers/requirements-flower.txt
+build/%/.made:
+	$(PYTHON) -m venv build/$*
+	build/$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 # What builds is in the test extra, so another environment need not be made for it.

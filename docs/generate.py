@@ -42,6 +42,10 @@ PARTS = {
     "merge-times": "benchmarks.merge_round:times_table",
     "merge-passes": "benchmarks.merge_round:passes_table",
     "rule-table": "tests.rules:table",
+    "limits": "docs.measured:limits",
+    "peers": "docs.measured:peers",
+    "peers-killed": "docs.measured:peers_killed",
+    "predictions": "docs.predictions:table",
     "mutation-table": "tests.rules:mutation_table",
 }
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

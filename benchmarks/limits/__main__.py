@@ -96,6 +96,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def keep(file: Path, row: Row, figure: Figure) -> None:
+    """A row takes the place of what the file has of it."""
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"] if file.exists() else {}
+    rows[row.name] = {"path": row.path, "at_least": row.at_least, **figure._asdict(),
+                      "load": round(os.getloadavg()[0], 1)}
+    rows = {known.name: rows[known.name] for known in ROWS if known.name in rows}
+    file.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n",
+                    encoding="utf-8")
+
+
 def run(rows: list[Row], options: argparse.Namespace) -> int:
     print(f"{machine()}\n\n{HEAD}", flush=True)
     found: dict[str, dict[str, float]] = {}
@@ -111,6 +121,8 @@ def run(rows: list[Row], options: argparse.Namespace) -> int:
             print(f"{row.path:29} not here: {figure}", flush=True)
             continue
         print(line(row, figure), flush=True)
+        if options.figures:
+            keep(Path(options.figures), row, figure)
         found[row.name] = {"ratio": round(figure.ratio, 4), "at_least": row.at_least}
         missed += [row.name] * (figure.ratio < row.at_least)
     print(f"\n{len(found)} rows in {time.monotonic() - began:.0f} s, load "
@@ -128,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="NAME",
                         help="only rows whose name begins so; may be repeated")
     parser.add_argument("--json", metavar="FILE", help='write {row: {"ratio", "at_least"}}, too')
+    parser.add_argument("--figures", metavar="FILE",
+                        help="put whole figures into a file, docs/limits.json for the docs")
     parser.add_argument("--short", action="store_true",
                         help="small and few: whether it works, not how fast")
     parser.add_argument("--strict", action="store_true", help="a row below its bound is a failure")

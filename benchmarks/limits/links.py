@@ -32,6 +32,7 @@ def in_lab(scene: Callable[[], scenes.Row]) -> Figure:
     return Figure(row["ratio"], row["seconds"], row["bound_s"], "s")
 
 
-def sync(link: scenes.Link, dtype: str, mib: int, short: bool) -> Figure:
+def sync(link: scenes.Link, dtype: str, mib: int, short: bool, downlink: str = "whole") -> Figure:
     """Two learners, the whole model once, against the bytes of the busier direction by the rate."""
-    return in_lab(partial(scenes.sync, link, dtype, mib // 8 if short else mib, 3 if short else 8))
+    return in_lab(partial(scenes.sync, link, dtype, mib // 8 if short else mib,
+                          3 if short else 8, downlink))

@@ -20,7 +20,8 @@ from benchmarks.limits.figure import Row
 from benchmarks.peers.against import against_torchft
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
 
-GB, MB = Link(1e9), Link(1e8)
+LINKS = ("1g", Link(1e9), 64), ("100m", Link(1e8), 16)
+"""Key, link and MiB of the model."""
 ROUNDS_WANTED = {1: 2 * 3700, 8: 2 * 1280, 64: 2 * 200}
 """Twice the rounds of 1 KiB a second, by learners, that the server made when the row was set."""
 
@@ -61,7 +62,10 @@ ROWS = (
     Row("checkpoint-gap", "2 x gap beside a checkpoint", 1.0, background_gap.figure),
     *(Row(f"sync-{key}-{dtype}", f"sync {link}, {dtype}", 0.9,
           lambda short, link=link, dtype=dtype, mib=mib: links.sync(link, dtype, mib, short))
-      for key, link, mib in (("1g", GB, 64), ("100m", MB, 16)) for dtype in ("f32", "bf16", "q4")),
+      for key, link, mib in LINKS for dtype in ("f32", "bf16", "q4")),
+    *(Row(f"sync-{key}-q4-both", f"sync {link}, q4 both ways", 0.9,
+          lambda short, link=link, mib=mib: links.sync(link, "q4", mib, short, "q4"))
+      for key, link, mib in LINKS),
     Row("torchft-loopback", "128 MiB, torchft, loopback", 1.5,
         lambda short: against_torchft(None, short)),
     Row("torchft-1g", "128 MiB, torchft, 1 Gb/s", 4.0,

@@ -1,9 +1,7 @@
 """Other programs that synchronise parameters, side by side with this one.
 
-    python3 -m venv peers && peers/bin/pip install -r benchmarks/peers/requirements.txt
-    python3 -m venv flower && flower/bin/pip install -r benchmarks/peers/requirements-flower.txt
-    python -m benchmarks.peers --python peers/bin/python --flower-python flower/bin/python \\
-        --json peers.json --png peers.png
+    make bench-peers                          # the environments of the others, and all of it
+    python -m benchmarks.peers --only syncer --only "torchft DiLoCo" --place "1 Gb/s"
 
 A sync of 128 MiB of f32 parameters with 2 and 4 participants, over loopback and over links of
 1 Gb/s and 100 Mb/s, with f32 and each one's smallest format on the wire: the time from the end of
@@ -29,12 +27,12 @@ from typing import Any
 
 from benchmarks.lab.network import NotPermitted, apart
 from benchmarks.peers import contest
-from benchmarks.peers.contest import PEERS, Contest, Peer, PeerFailed
+from benchmarks.peers.contest import PEERS, ROOT, Contest, Peer, PeerFailed
 from benchmarks.peers.place import Place
 
 MIB = 1024 * 1024
 PLACES: dict[str, float | None] = {"loopback": None, "1 Gb/s": 1e9, "100 Mb/s": 1e8}
-SYNCS = {"loopback": 10, "1 Gb/s": 6, "100 Mb/s": 2}
+SYNCS = {"loopback": 10, "1 Gb/s": 6, "100 Mb/s": 3}
 WARM = {"loopback": 2, "1 Gb/s": 2, "100 Mb/s": 1}
 VERSIONS = """
 import json, sys
@@ -69,34 +67,27 @@ def one(peer: Peer, form: str, place: str, world: int, options: argparse.Namespa
 
 
 def sync_rows(peers: list[Peer], options: argparse.Namespace) -> Iterator[Cell]:
-    """A cell for each peer, format, place and number of participants; turns over all peers."""
-    for place in options.places:
-        for world in options.worlds:
+    """A cell for each peer, format, place and number of participants, in turns over all of them;
+    one of a later turn has the syncs of the earlier ones, too."""
+    for world in options.worlds:
+        for place in options.places:
             found: dict[tuple[str, str], list[float]] = {}
-            failed: dict[tuple[str, str], str] = {}
+            without: set[tuple[str, str]] = set()
             turns = 1 if options.short or place == "100 Mb/s" else options.turns
-            for _ in range(turns):
-                for peer in peers:
-                    for form in peer.forms:
-                        key = peer.name, form
-                        if key in failed:
-                            continue
-                        try:
-                            seconds = one(peer, form, place, world, options)
-                        except PeerFailed as error:
-                            failed[key] = str(error)
-                        else:
-                            found.setdefault(key, []).extend(seconds)
-            for peer in peers:
-                for form in peer.forms:
-                    key = peer.name, form
-                    cell = {"peer": peer.name, "form": form, "place": place, "participants": world}
-                    if key in failed:
-                        yield cell | {"failed": failed[key]}
-                    else:
-                        yield cell | {"seconds": statistics.median(found[key]),
-                                      "least": min(found[key]), "most": max(found[key]),
-                                      "syncs": len(found[key])}
+            trials = [(peer, form) for peer in peers for form in peer.forms]
+            for peer, form in trials * turns:
+                if (peer.name, form) in without:
+                    continue
+                cell = {"peer": peer.name, "form": form, "place": place, "participants": world}
+                try:
+                    seconds = found.setdefault((peer.name, form), [])
+                    seconds += one(peer, form, place, world, options)
+                except PeerFailed as error:
+                    without.add((peer.name, form))
+                    yield cell | {"failed": str(error)}
+                else:
+                    yield cell | {"seconds": statistics.median(seconds), "least": min(seconds),
+                                  "most": max(seconds), "syncs": len(seconds)}
 
 
 def loss_rows(peers: list[Peer], options: argparse.Namespace) -> Iterator[Cell]:
@@ -130,37 +121,65 @@ def loss_line(cell: Cell) -> str:
     return f"{head} {cell['usual_s']:8.2f} {others:>8} {cell['failed']:8}  {cell['ended']}"[:80]
 
 
+class Kept:
+    """The file of --json: what is measured takes the place of what it has of the same kind, at
+    once, so that an interrupted run keeps what it has."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.file = Path(options.json) if options.json else None
+        self.head = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "mib": options.mib,
+                     "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+                     "versions": versions(options.pythons)}
+        self.cells: dict[str, list[Cell]] = {"syncs": [], "losses": []}
+        if self.file and self.file.exists():
+            before = json.loads(self.file.read_text(encoding="utf-8"))
+            if before["mib"] == options.mib:
+                self.cells = {kind: before[kind] for kind in self.cells}
+
+    def put(self, kind: str, cell: Cell) -> None:
+        def place(each: Cell) -> tuple[int, ...]:
+            names = [peer.name for peer in PEERS]
+            peer = names.index(each["peer"])
+            at = list(PLACES).index(each.get("place", "loopback"))
+            form = PEERS[peer].forms.index(each.get("form", "f32"))
+            return at, each["participants"], peer, form
+
+        cell |= {"load": round(os.getloadavg()[0], 1)}
+        others = [each for each in self.cells[kind] if place(each) != place(cell)]
+        self.cells[kind] = sorted([*others, cell], key=place)
+        if self.file:
+            self.file.write_text(json.dumps(self.head | self.cells, indent=1) + "\n",
+                                 encoding="utf-8")
+
+
 def run(peers: list[Peer], options: argparse.Namespace) -> int:
-    said = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "mib": options.mib,
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-            "load_before": os.getloadavg()[0], "versions": versions(options.pythons),
-            "syncs": [], "losses": []}
-    print(f"{said['when'][:10]}, {said['machine']}, load {said['load_before']:.1f}, "
-          f"{said['versions']}")
+    kept = Kept(options)
+    print(f"{kept.head['when'][:10]}, {kept.head['machine']}, load {os.getloadavg()[0]:.1f}, "
+          f"{kept.head['versions']}")
     print(f"\none sync of {options.mib} MiB of f32 parameters, seconds\n"
           f"{'':43} {'median':>8} {'least':>8} {'most':>8}")
-    for cell in sync_rows(peers, options):
-        said["syncs"].append(cell)
+    for cell in () if options.losses_only else sync_rows(peers, options):
+        kept.put("syncs", cell)
         print(sync_line(cell), flush=True)
     if not options.no_losses:
         print("\none participant killed half way through a sync, f32, loopback: seconds until\n"
               "the others have completed one, and syncs of theirs that came to nothing\n"
               f"{'':20} {'usual':>8} {'others':>8} {'nothing':>8}")
         for cell in loss_rows(peers, options):
-            said["losses"].append(cell)
+            kept.put("losses", cell)
             print(loss_line(cell), flush=True)
-    said["load_after"] = os.getloadavg()[0]
-    if options.json:
-        Path(options.json).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable,
+    made = {name: ROOT / f"build/{name}/bin/python" for name in ("peers", "flower")}
+    known = {name: str(path) if path.exists() else sys.executable for name, path in made.items()}
+    parser.add_argument("--python", default=known["peers"],
                         help="interpreter with torch, torchft and hivemind")
-    parser.add_argument("--flower-python", default=sys.executable, help="interpreter with Flower")
+    parser.add_argument("--flower-python", default=known["flower"],
+                        help="interpreter with Flower")
     parser.add_argument("--only", action="append", choices=[peer.name for peer in PEERS],
                         help="only this peer; may be repeated")
     parser.add_argument("--place", action="append", dest="places", choices=list(PLACES))
@@ -169,6 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=2,
                         help="in each a peer is started anew (%(default)s)")
     parser.add_argument("--no-losses", action="store_true", help="nobody is killed")
+    parser.add_argument("--losses-only", action="store_true", help="the second table alone")
     parser.add_argument("--short", action="store_true", help="whether it works, not how fast")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--png", metavar="FILE")

@@ -22,11 +22,13 @@ OURS, TORCHFT = "syncer", "torchft DiLoCo"
 
 
 def interpreter() -> str:
-    """The one that PEERS_PYTHON names, else this one. Raises NotHere without torchft in it."""
-    python = os.environ.get("PEERS_PYTHON", sys.executable)
+    """The one that PEERS_PYTHON names, else that of `make bench-peers`, else this one. Raises
+    NotHere without torchft in it."""
+    made = contest.ROOT / "build/peers/bin/python"
+    python = os.environ.get("PEERS_PYTHON") or (str(made) if made.exists() else sys.executable)
     found = subprocess.run([python, "-c", "import torchft"], capture_output=True, check=False)
     if found.returncode:
-        raise NotHere("no torchft in the Python that PEERS_PYTHON names")
+        raise NotHere("no torchft: make bench-peers, or PEERS_PYTHON")
     return python
 
 

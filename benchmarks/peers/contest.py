@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -23,8 +24,10 @@ from benchmarks.peers.part import Part
 from benchmarks.peers.place import Place, Seat
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """Without a sync for so long, a peer has failed."""
+FEWEST, SLOW_S = 3, 15.0
+"""So many syncs are enough when they have taken longer than so many seconds."""
 GONE_S = 90.0
 """Without a sync for so long after one was killed, the others do not go on."""
 
@@ -43,8 +46,7 @@ class Peer(NamedTuple):
 
 
 PEERS = (
-    Peer("syncer", "run_ours", ("f32", "bf16", "q4", *run_ours_server.FORMS_DOWN), "ours",
-         run_ours_server.command),
+    Peer("syncer", "run_ours", run_ours_server.FORMS, "ours", run_ours_server.command),
     Peer("torchft DiLoCo", "run_torchft", ("f32",), "peers",
          lambda world, form: ["benchmarks.peers.run_torchft", "hub"]),
     Peer("torch all-reduce", "run_all_reduce", ("f32", "bf16"), "peers"),
@@ -56,6 +58,12 @@ PEERS = (
 
 class PeerFailed(Exception):
     """It did not sync here; one sentence says what it said last."""
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """A participant and every process of its own, as when its machine is gone."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 class Contest:
@@ -83,9 +91,10 @@ class Contest:
         process = seat.host.start(
             self.python, "-m", *arguments, cwd=ROOT, stdout=self._file(name),
             stderr=self._file(f"{name}.log"), stdin=subprocess.DEVNULL,
-            env=clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+            env=clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            start_new_session=True)  # what it has started ends with it
         self.stack.callback(process.wait)
-        self.stack.callback(process.kill)
+        self.stack.callback(kill, process)
         return process
 
     def _said(self, name: str) -> str:
@@ -107,21 +116,31 @@ class Contest:
         whole = self._said("0").rpartition("\n")[0].splitlines()
         return [(at, members) for at, members in map(json.loads, whole)]
 
-    def until(self, count: int) -> list[float]:
-        """The times of participant 0 when it has made so many syncs of all participants."""
+    def until(self, count: int, *, fewest: int | None = None,
+              patience_s: float = 0.0) -> list[float]:
+        """The times of participant 0 when it has made so many syncs of all participants; after
+        some patience the fewest are enough."""
         last, heard = 0, time.monotonic()
+        enough_at = heard + patience_s
         while len(found := [at for at, members in self.syncs() if members == self.world]) < count:
             if len(found) > last:
                 last, heard = len(found), time.monotonic()
-            if self.members[0].poll() is not None or time.monotonic() - heard > PATIENCE_S:
-                raise PeerFailed(self._last("0"))
+            if fewest and last >= fewest and heard > enough_at:
+                break
+            if self.members[0].poll() is not None:
+                raise PeerFailed(f"ended: {self._last('0')}")
+            if time.monotonic() - heard > PATIENCE_S:
+                raise PeerFailed(f"no sync in {PATIENCE_S:.0f} s: {self._last('0')}")
             time.sleep(0.01)
         return found
 
 
 def sync_seconds(contest: Contest, warm: int, syncs: int) -> list[float]:
-    """Of each sync after the first ones, from the end of the one before."""
-    times = contest.until(warm + syncs + 1)
+    """Of each sync after the first ones, from the end of the one before; of so many, or of at least
+    `FEWEST` where they are slow."""
+    contest.until(warm + 1)
+    times = contest.until(warm + 1 + syncs, fewest=warm + 1 + min(FEWEST, syncs),
+                          patience_s=SLOW_S)
     return [after - before for before, after in pairwise(times[warm : warm + syncs + 1])]
 
 
@@ -142,7 +161,7 @@ def killed(contest: Contest, warm: int) -> Loss:
     begun = contest.until(len(times) + 1)[-1]
     time.sleep(max(0.0, begun + usual / 2 - time.monotonic()))
     at = time.monotonic()
-    contest.members[-1].kill()
+    kill(contest.members[-1])
     while time.monotonic() - at < GONE_S:
         after = [(when, members) for when, members in contest.syncs() if when > at]
         failed = sum(not members for _, members in after)

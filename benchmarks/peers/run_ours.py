@@ -19,7 +19,7 @@ def main() -> None:
     parameters = {f"w{f}": np.zeros(part.numel // FRAGMENTS, np.float32) for f in range(FRAGMENTS)}
     applied = 0
     with Learner(parameters, f"{part.hub}:{PORT}", learner_id=part.rank,
-                 dtype=part.form.partition(",")[0], fragments=FRAGMENTS) as learner:
+                 dtype=part.form.partition(" ")[0], fragments=FRAGMENTS) as learner:
         while not (status := learner.step(tokens=1)).finished:
             for _ in status.applied:
                 applied += 1

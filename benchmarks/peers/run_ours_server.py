@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from syncer.config import OPTIONS
-
 PORT = "29640"
-DOWN = ", q4 down"
-FORMS_DOWN = ("q4" + DOWN,) if any(option.name == "downlink" for option in OPTIONS) else ()
+DOWN = " both ways"
+FORMS = ("f32", "bf16", "q4", "q4" + DOWN)
 
 
 def command(world: int, form: str) -> list[str]:

@@ -15,12 +15,12 @@ from benchmarks.peers import against
 from .scripted import ROOT
 from .test_lab import takes_namespaces  # noqa: F401, a fixture
 
-CELL = {"peer": "syncer", "form": "f32", "place": "loopback", "participants": 2}
+CELL = {"load": 0.1, "peer": "syncer", "form": "f32", "place": "loopback", "participants": 2}
 FOUND = {
-    "when": "2026-12-01T00:00:00+00:00", "mib": 128, "machine": "2 cores", "load_before": 0.1,
-    "load_after": 0.2, "versions": {"torch": "2"}, "losses": [], "syncs": [
+    "when": "2026-12-01T00:00:00+00:00", "mib": 128, "machine": "2 cores",
+    "versions": {"torch": "2"}, "losses": [], "syncs": [
         CELL | {"seconds": 0.5, "least": 0.4, "most": 0.6, "syncs": 3},
-        CELL | {"peer": "another", "failed": "no module named another"}]}
+        CELL | {"peer": "Flower", "failed": "no module named flwr"}]}
 
 
 @pytest.mark.usefixtures("takes_namespaces")
@@ -42,7 +42,7 @@ def test_ours_syncs_and_goes_on_without_one_that_is_killed(tmp_path):
 
 def test_a_peer_that_did_not_run_says_why_in_one_line():
     line = peers.sync_line(FOUND["syncs"][1])
-    assert "no module named another" in line
+    assert "no module named flwr" in line
     assert len(line) <= 80
 
 
