@@ -18,7 +18,10 @@ def asked_for(fleet: Fleet, config: Config, behind: int) -> Config:
     """Somebody who has gone back so many steps may say so."""
     if not (config.resume and fleet.disk.gone_back and fleet.world.chance(0.5)):
         return config
-    return replace(config, renumber=max(0, behind + len(fleet.layout.fragments)))
+    more = max(0, behind + len(fleet.layout.fragments))
+    if not more and config.downlink != "whole":   # which takes no 0
+        return config
+    return replace(config, renumber=more)
 
 
 def left_in_vain(fleet: Fleet, config: Config, state: dict[str, Any] | None) -> None:
