@@ -134,6 +134,7 @@ ELSEWHERE = {
              f"{ANCHORS}::test_without_memory_a_version_is_whole"],
     "18.4": [f"{OUTBOX}::test_a_change_goes_to_who_has_what_it_changes",
              f"{OUTBOX}::test_what_a_peer_keeps_is_changed",
+             f"{OUTBOX}::test_who_takes_no_changes_gets_the_same_values_whole",
              f"{DOWNLINK}::test_who_comes_back_goes_on_from_what_is_kept"],
     "18.5": [f"{DOWNLINK}::test_nothing_is_kept_of_another_process",
              "unit/test_server_introductions.py"
