@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -66,9 +67,9 @@ def beat(port: int, learners: int) -> None:
             turn += 1
 
 
-@cache
-def measured(learners: int, seconds: float) -> tuple[float, float]:
-    """(share of a core, KiB for each)."""
+@contextmanager
+def joined(learners: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """The server, once all are there, and its KiB before the first of them was."""
     ours, others = sides()
     with ExitStack() as stack:
         with on(ours):
@@ -84,6 +85,13 @@ def measured(learners: int, seconds: float) -> tuple[float, float]:
         stack.callback(other.stdin.close)
         if not other.stdout.read(1):
             raise RuntimeError("the learners have ended")
+        yield server, empty
+
+
+@cache
+def measured(learners: int, seconds: float) -> tuple[float, float]:
+    """(share of a core, KiB for each)."""
+    with joined(learners) as (server, empty):
         time.sleep(SETTLED_S)
         began, spent = time.monotonic(), bench_rounds.cpu_ns(server)
         time.sleep(seconds)

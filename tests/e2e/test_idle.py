@@ -11,5 +11,5 @@ LEARNERS = 200
 
 
 def test_a_learner_that_only_says_that_it_is_there_costs_less_than_64_kib():
-    _, kib_each = idle.measured(LEARNERS, 2.0)
-    assert kib_each < idle.KIB_EACH
+    with idle.joined(LEARNERS) as (server, empty):
+        assert (idle.resident_kib(server) - empty) / LEARNERS < idle.KIB_EACH
