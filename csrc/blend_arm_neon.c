@@ -127,16 +127,10 @@ INLINE void corrected(const sk_term *t, const float *m, const double *wide, size
     }
 }
 
-static int any_rotates(const sk_term *terms, size_t count) {
-    int found = 0;
-    for (size_t i = 0; i < count; i++) found |= terms[i].turn == SK_ROTATE;
-    return found;
-}
-
 static void combine(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
                     float *out, int stream, double *sums) {
     (void)stream;
-    const int rotates = any_rotates(terms, count);
+    const int rotates = sk_any_rotates(terms, count);
     double wide[CHUNK] = {0};
     lanes squares = load(sums);
     size_t i = 0;
@@ -177,7 +171,7 @@ static void lengths(const sk_term *terms, size_t count, const float *m, size_t a
     for (size_t first = 0, some; first < count; first += some) {
         const sk_term *t = terms + first;
         some = count - first < TOGETHER ? count - first : TOGETHER;
-        const int rotates = any_rotates(t, some);
+        const int rotates = sk_any_rotates(t, some);
         double wide[CHUNK] = {0}, squares[TOGETHER][SK_LANES] = {{0}};
         for (size_t i = 0; i < whole; i += CHUNK) {
             if (rotates) widen_chunk(m + at + i, wide);

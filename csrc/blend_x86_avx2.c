@@ -111,15 +111,9 @@ INLINE void corrected(const sk_term *t, const float *m, const double *wide, size
     }
 }
 
-static int any_rotates(const sk_term *terms, size_t count) {
-    int found = 0;
-    for (size_t i = 0; i < count; i++) found |= terms[i].turn == SK_ROTATE;
-    return found;
-}
-
 FMA INLINE void combine_chunks(const sk_term *terms, size_t count, const float *m, size_t at,
                                size_t n, float *out, int stream, double *sums) {
-    const int rotates = any_rotates(terms, count);
+    const int rotates = sk_any_rotates(terms, count);
     double wide[CHUNK] __attribute__((aligned(32))) = {0};
     lanes squares = load(sums);
     for (size_t i = 0; i < n; i += CHUNK) {
@@ -190,7 +184,7 @@ FMA static void lengths(const sk_term *terms, size_t count, const float *m, size
     for (size_t first = 0, some; first < count; first += some) {
         const sk_term *t = terms + first;
         some = count - first < TOGETHER ? count - first : TOGETHER;
-        const int rotates = any_rotates(t, some);
+        const int rotates = sk_any_rotates(t, some);
         double wide[CHUNK] __attribute__((aligned(32))) = {0};
         double squares[TOGETHER][SK_LANES] = {{0}};
         for (size_t i = 0; i < whole; i += CHUNK) {

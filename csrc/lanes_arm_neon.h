@@ -8,6 +8,7 @@
 #include <arm_neon.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define FMA /* every one of these CPUs has it */
 
 typedef struct {
     float64x2_t v[4]; /* lanes 0 1, 2 3, 4 5, 6 7 */

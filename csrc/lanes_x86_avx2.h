@@ -35,8 +35,8 @@ INLINE lanes plus(lanes x, lanes y) {
     return r;
 }
 
-INLINE lanes zero(void) {
-    lanes r = {_mm256_setzero_pd(), _mm256_setzero_pd()};
+INLINE lanes all(double value) {
+    lanes r = {_mm256_set1_pd(value), _mm256_set1_pd(value)};
     return r;
 }
 

@@ -1,6 +1,7 @@
 /* Block sums with AVX2: lanes 0..3 in one register, 4..7 in another. Four blocks run side by side,
  * because one chain of additions waits for itself: one block 29, two 58, four 90 GB/s in cache. */
 #include "lanes_x86_avx2.h"
+#include "reduce_together.h"
 
 /* ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)) */
 static inline double fold(lanes a) {
@@ -21,7 +22,7 @@ static inline lanes finish(lanes a, const double *terms, size_t count) {
 
 /* Not fused: two chains of additions wait for each other, and a fused one takes a cycle longer. */
 static inline lanes block_dot(const float *x, const float *y, size_t n) {
-    lanes a = zero();
+    lanes a = all(0.0);
     size_t j = 0;
     for (; j + 8 <= n; j += 8) a = plus(a, product(widen(x + j), widen(y + j)));
     if (j == n) return a;
@@ -36,7 +37,7 @@ FMA static void sumsq(const float *x, size_t n, double *sums) {
     const size_t many = SIDE_BY_SIDE * SK_BLOCK;
     for (; n >= many; x += many, n -= many, sums += SIDE_BY_SIDE) {
         lanes a[SIDE_BY_SIDE];
-        for (int k = 0; k < SIDE_BY_SIDE; k++) a[k] = zero();
+        for (int k = 0; k < SIDE_BY_SIDE; k++) a[k] = all(0.0);
         for (size_t j = 0; j < SK_BLOCK; j += 8)
             for (int k = 0; k < SIDE_BY_SIDE; k++) {
                 lanes u = widen(x + (size_t)k * SK_BLOCK + j);
@@ -54,7 +55,7 @@ FMA static void dot(const float *x, const float *y, size_t n, double *sums) {
     const size_t many = SIDE_BY_SIDE * SK_BLOCK;
     for (; n >= many; x += many, y += many, n -= many, sums += SIDE_BY_SIDE) {
         lanes a[SIDE_BY_SIDE];
-        for (int k = 0; k < SIDE_BY_SIDE; k++) a[k] = zero();
+        for (int k = 0; k < SIDE_BY_SIDE; k++) a[k] = all(0.0);
         for (size_t j = 0; j < SK_BLOCK; j += 8)
             for (int k = 0; k < SIDE_BY_SIDE; k++) {
                 size_t at = (size_t)k * SK_BLOCK + j;
@@ -65,97 +66,6 @@ FMA static void dot(const float *x, const float *y, size_t n, double *sums) {
     for (size_t block; n; x += block, y += block, n -= block, sums++) {
         block = n < SK_BLOCK ? n : SK_BLOCK;
         *sums = fold(block_dot(x, y, block));
-    }
-}
-
-/* ------------------------------------------------------------------ several gradients at once */
-
-/* The sums of one gradient are in registers for a chunk, and in the cache while others have theirs:
- * 16 registers do not hold four of each of several. */
-FMA static void measure_some(const sk_term *terms, size_t count, const float *m, size_t at,
-                             size_t n, double *sums, size_t stride, int first) {
-    double cc[TOGETHER][SK_LANES] = {{0}}, cm[TOGETHER][SK_LANES] = {{0}}, left[SK_LANES];
-    double wide[CHUNK];
-    float buffer[CHUNK];
-    lanes mm = zero();
-    size_t i = 0;
-    for (; i + CHUNK <= n; i += CHUNK) {
-        for (size_t j = 0; m != NULL && j < CHUNK; j += 8) {
-            lanes v = widen(m + at + i + j);
-            store(wide + j, v);
-            if (first) mm = plus_exact(mm, v, v);
-        }
-        for (size_t l = 0; l < count; l++) {
-            const float *d = clipped(&terms[l], at + i, buffer);
-            lanes x = load(cc[l]), y = load(cm[l]);
-            for (size_t j = 0; j < CHUNK; j += 8) {
-                lanes u = widen(d + j);
-                x = plus_exact(x, u, u);
-                if (m != NULL) y = plus_exact(y, u, load(wide + j));
-            }
-            store(cc[l], x);
-            store(cm[l], y);
-        }
-    }
-    for (size_t l = 0; l < count; l++) {
-        for (size_t j = i; j < n; j++) {
-            double c = sk_clipped(&terms[l], at + j);
-            cc[l][j % SK_LANES] += c * c;
-            if (m != NULL) cm[l][j % SK_LANES] += c * (double)m[at + j];
-        }
-        sums[3 * l * stride] = sk_fold_lanes(cc[l]);
-        if (m != NULL) sums[(3 * l + 1) * stride] = sk_fold_lanes(cm[l]);
-    }
-    if (m == NULL || !first) return;
-    store(left, mm);
-    for (size_t j = i; j < n; j++) left[j % SK_LANES] += (double)m[at + j] * (double)m[at + j];
-    sums[2 * stride] = sk_fold_lanes(left);
-}
-
-static void measure(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
-                    double *sums, size_t stride) {
-    for (size_t l = 0, some; l < count; l += some) {
-        some = count - l < TOGETHER ? count - l : TOGETHER;
-        measure_some(terms + l, some, m, at, n, sums + 3 * l * stride, stride, l == 0);
-    }
-}
-
-static void rotated_some(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
-                         double *sums, size_t stride) {
-    double squares[TOGETHER][SK_LANES] = {{0}}, wide[CHUNK];
-    float buffer[CHUNK];
-    size_t i = 0;
-    for (; i + CHUNK <= n; i += CHUNK) {
-        for (size_t j = 0; j < CHUNK; j += 8) store(wide + j, widen(m + at + i + j));
-        for (size_t l = 0; l < count; l++) {
-            if (terms[l].turn != SK_ROTATE) continue;
-            const float *d = clipped(&terms[l], at + i, buffer);
-            const __m256d u = _mm256_set1_pd(terms[l].wu), v = _mm256_set1_pd(terms[l].wv);
-            const lanes us = {u, u}, vs = {v, v};
-            lanes a = load(squares[l]);
-            for (size_t j = 0; j < CHUNK; j += 8) {
-                lanes t = plus(product(us, widen(d + j)), product(vs, load(wide + j)));
-                a = plus(a, product(t, t));
-            }
-            store(squares[l], a);
-        }
-    }
-    for (size_t l = 0; l < count; l++) {
-        if (terms[l].turn != SK_ROTATE) continue;
-        for (size_t j = i; j < n; j++) {
-            double t = terms[l].wu * (double)sk_clipped(&terms[l], at + j) +
-                       terms[l].wv * (double)m[at + j];
-            squares[l][j % SK_LANES] += t * t;
-        }
-        sums[l * stride] = sk_fold_lanes(squares[l]);
-    }
-}
-
-static void rotated(const sk_term *terms, size_t count, const float *m, size_t at, size_t n,
-                    double *sums, size_t stride) {
-    for (size_t l = 0, some; l < count; l += some) {
-        some = count - l < TOGETHER ? count - l : TOGETHER;
-        rotated_some(terms + l, some, m, at, n, sums + l * stride, stride);
     }
 }
 

@@ -174,6 +174,12 @@ static inline float sk_clipped(const sk_term *t, size_t i) {
     return t->clip == 1.0f ? t->d[i] : t->d[i] * t->clip;
 }
 
+static inline int sk_any_rotates(const sk_term *terms, size_t count) {
+    int found = 0;
+    for (size_t i = 0; i < count; i++) found |= terms[i].turn == SK_ROTATE;
+    return found;
+}
+
 /* combine, and the squares of one corrected gradient, put together from a variant's single kernels. */
 void sk_combine_by_parts(const sk_blend_variant *parts, const sk_term *terms, size_t count,
                          const float *m, size_t at, size_t n, float *out, double *lanes);
