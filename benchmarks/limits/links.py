@@ -7,19 +7,21 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.lab import scenes
 from benchmarks.lab.network import NotPermitted, apart
 from benchmarks.limits.figure import Figure, NotHere
 
 
-def in_lab(scene: Callable[[], scenes.Row]) -> Figure:
-    """What a scene of the lab has found, in seconds."""
+def found_apart(find: Callable[[], Any]) -> Any:
+    """What `find` returns, as JSON carries it, run where the lab is (`network.apart`). Raises
+    NotHere where none can be, RuntimeError when it fails: it has said why."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "row"
+        file = Path(folder) / "found"
 
         def body() -> int:
-            file.write_text(json.dumps(scene()._asdict()), encoding="utf-8")
+            file.write_text(json.dumps(find()), encoding="utf-8")
             return 0
 
         try:
@@ -27,8 +29,13 @@ def in_lab(scene: Callable[[], scenes.Row]) -> Figure:
         except NotPermitted as error:
             raise NotHere(str(error)) from None
         if status:
-            raise RuntimeError("the lab has failed")  # it has said why
-        row = json.loads(file.read_text(encoding="utf-8"))
+            raise RuntimeError("the lab has failed")
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def in_lab(scene: Callable[[], scenes.Row]) -> Figure:
+    """What a scene of the lab has found, in seconds."""
+    row = found_apart(lambda: scene()._asdict())
     return Figure(row["ratio"], row["seconds"], row["bound_s"], "s")
 
 

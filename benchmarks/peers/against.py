@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
-from benchmarks.lab.network import NotPermitted, apart
 from benchmarks.limits.figure import Figure, NotHere
+from benchmarks.limits.links import found_apart
 from benchmarks.peers import contest
 from benchmarks.peers.contest import PEERS, Contest
 from benchmarks.peers.place import Place
@@ -38,29 +35,20 @@ def against_torchft(bits_per_s: float | None, short: bool) -> Figure:
     trials = [(peer, form) for peer in PEERS if peer.name in (OURS, TORCHFT)
               for form in peer.forms if peer.name == TORCHFT or form != "f32"]
     warm, syncs, turns = (1, 2, 1) if short else (2, 6, 2)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "seconds"
 
-        def body() -> int:
-            found: dict[str, list[float]] = {}
-            for _ in range(turns):
-                for peer, form in trials:
-                    with ExitStack() as stack:
-                        made = Contest(stack, peer, form, Place(stack, 2, bits_per_s),
-                                       numel=(8 if short else 128) * MIB // 4,
-                                       python=pythons[peer.python])
-                        found.setdefault(f"{peer.name} {form}", []).extend(
-                            contest.sync_seconds(made, warm, syncs))
-            file.write_text(json.dumps(found), encoding="utf-8")
-            return 0
+    def find() -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for _ in range(turns):
+            for peer, form in trials:
+                with ExitStack() as stack:
+                    made = Contest(stack, peer, form, Place(stack, 2, bits_per_s),
+                                   numel=(8 if short else 128) * MIB // 4,
+                                   python=pythons[peer.python])
+                    found.setdefault(f"{peer.name} {form}", []).extend(
+                        contest.sync_seconds(made, warm, syncs))
+        return found
 
-        try:
-            status = apart(body)
-        except NotPermitted as error:
-            raise NotHere(str(error)) from None
-        if status:
-            raise RuntimeError("a peer has failed")  # it has said why
-        found = json.loads(file.read_text(encoding="utf-8"))
+    found = found_apart(find)
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     theirs = medians.pop(f"{TORCHFT} f32")
     ours = min(medians.values())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -71,7 +73,9 @@ def test_the_next_save_hastens_it(tmp_path, direct):
     assert facts_of(tmp_path / "c").step == 5
 
 
-def test_a_signal_hastens_it(tmp_path):
+@contextmanager
+def at_step_3(tmp_path) -> Iterator[ServerProcess]:
+    """Step 2 is being written, and nobody waits for that."""
     with (
         server_of(tmp_path, steps=99) as server,
         ScriptedLearner(server.port, 0, LAYOUT) as learner,
@@ -79,6 +83,11 @@ def test_a_signal_hastens_it(tmp_path):
         learner.send_init([np.zeros(500_000, np.float32)] * 2)
         train(learner, 1, 3)
         learner.pull(4)
+        yield server
+
+
+def test_a_signal_hastens_it(tmp_path):
+    with at_step_3(tmp_path) as server:
         server.signal(signal.SIGTERM)
         assert server.wait() == 128 + signal.SIGTERM
     assert names_in(tmp_path) == {"c", "c.epoch", server.log_path.name}
@@ -86,13 +95,7 @@ def test_a_signal_hastens_it(tmp_path):
 
 
 def test_a_kill_leaves_the_file_before(tmp_path):
-    with (
-        server_of(tmp_path, steps=99) as server,
-        ScriptedLearner(server.port, 0, LAYOUT) as learner,
-    ):
-        learner.send_init([np.zeros(500_000, np.float32)] * 2)
-        train(learner, 1, 3)
-        learner.pull(4)
+    with at_step_3(tmp_path) as server:
         server.signal(signal.SIGKILL)
         server.wait()
     assert facts_of(tmp_path / "c").step == 0
