@@ -56,7 +56,7 @@ cdef class BufferPool:
         cdef bint is_zero = False
         buffer.data = <float*>take_block(nbytes, &is_zero, self.lasting)
         if buffer.data == NULL:
-            raise MemoryError(f"no memory for a fragment buffer of {nbytes} bytes")
+            raise MemoryError(f"no memory for a fragment buffer of {4 * numel} bytes")
         if zero and not is_zero:
             memset(buffer.data, 0, numel * sizeof(float))
         self.count(buffer, numel)

@@ -79,12 +79,15 @@ def test_received_bytes_and_decoded_values_share_their_memory(pool):
 
 
 def test_blocks_beside_each_other_become_one(pool):
-    halves = [block(pool, 4 * MIB) for _ in range(4)]
-    lowest = min(place(half) for half in halves)
-    halves.clear()
     whole = block(pool, 16 * MIB)
-    assert place(whole) == lowest
-    assert pages.kept_bytes() == 0
+    was = place(whole)
+    del whole
+    quarters = [block(pool, 4 * MIB) for _ in range(4)]
+    assert sorted(map(place, quarters)) == [was + 4 * MIB * i for i in range(4)]
+    del quarters[1], quarters[2]
+    quarters.clear()
+    assert place(block(pool, 16 * MIB)) == was
+    assert pages.kept_bytes() == 16 * MIB
 
 
 def test_free_pages_of_many_places_are_moved_into_one_and_not_faulted_again(pool):
