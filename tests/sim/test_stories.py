@@ -9,6 +9,7 @@ import pytest
 
 from syncer.checkpoint.marker import marker_path
 from syncer.server import restraint, run_session
+from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.encode import encode_hello
 from tests.sim.clock import MS, SECOND
 from tests.sim.disk import PATH, Inode, SimFiles
@@ -374,7 +375,17 @@ def test_a_crash_at_any_call_of_the_first_saves_leaves_one_cut(monkeypatch, kind
 def test_learners_that_wait_for_an_answer_leave_descriptors_for_files():
     """A run that ends answers no HELLO (rule 13.5): of few descriptors those of its files stay
     free, which the listener of the simulator counts."""
-    fleet = Fleet(14004)
-    fleet.play()
-    fleet.check()
+    config = toy_config(learners=2, total_steps=50, checkpoint_path=PATH, checkpoint_every=30)
+    fleet = Fleet(1, config=config, faults=[], settings={
+        "streams": 0, "work_ms": 1, "misconfigured": 0, "tight": True})
+    fleet.disk.fault_chance = 0.0
+    with scaled(fleet.settings):
+        server = fleet.server
+        fleet.world.wait(lambda: server.scheduler.global_step >= 3)
+        fleet.disk.slow_ms = 10_000
+        server.signal()
+        dialing = [Stranger(fleet, encode_hello(fleet.hello(1, generation), fleet.key), 30 * SECOND)
+                   for generation in range(5, 5 + 2 * STRANGERS_MIN)]
+        fleet.world.wait(lambda: server.over)
     assert any(b"who comes now is closed" in line for line in fleet.lines.lines)
+    assert all(stranger.closed for stranger in dialing)
