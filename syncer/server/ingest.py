@@ -101,12 +101,21 @@ class Ingest(Reports):
         """The sockets are gone; what they brought in full still counts, and is handed on first."""
         if refusal is not None:
             self.say_farewell(group.channels, group.control, [encode_error(refusal)])
+        self._drop_begun(group)
+        group.work.over = reason, refusal
+        self._hand_on(group)
+
+    def _drop_begun(self, group: Group) -> None:
         for arrival in group.work.begun.values():
             if arrival is not None:
                 self.arrivals.drop(arrival)
         group.work.begun.clear()
-        group.work.over = reason, refusal
-        self._hand_on(group)
+
+    def forget(self, group: Group) -> None:
+        """Nothing is computed any more: what is no event by now will not be one, and holds no
+        memory."""
+        self._drop_begun(group)
+        group.work.pending.clear()
 
     # ------------------------------------------------------------------------------- tensors
     def arriving(self, group: Group, message: Partial) -> None:

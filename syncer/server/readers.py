@@ -240,6 +240,8 @@ class Readers:
         """Of the waits of the run that were said, those that readers were told of."""
         self.step = 0
         """Of the newest cut that was looked at."""
+        self.over = False
+        """The run has ended: nobody is begun another cut."""
 
     @property
     def session(self) -> RunSession:
@@ -389,7 +391,10 @@ class Readers:
 
     # rule 15.5
     def next_cut(self, reader: Reader, done: int) -> None:
-        """The first cut after `done` that the reader can have whole, as far as it is made."""
+        """The first cut after `done` that the reader can have whole, as far as it is made; none
+        once the run has ended, since nobody would complete it."""
+        if self.over:
+            return
         store, fragments = self.session.merging.store, len(reader.has)
         step = self.host.scheduler.global_step
         target = max(-(-step // fragments), done // fragments + 1) * fragments
@@ -424,6 +429,7 @@ class Readers:
     def goodbye(self, trained: bool) -> list[ReaderGroup]:
         """Those who are still to take something; after a run that has reached its end they are told
         so."""
+        self.over = True
         for reader in list(self.open):
             if trained and reader.target is None:
                 reader.finish([], 0)

@@ -306,10 +306,13 @@ class RunSession:
         return [group for group in self.groups.values() if not group.ended]
 
     def close(self) -> None:
-        """Let go of results that will never be published, and of what would be looked at later."""
+        """Let go of results that will never be published, of what has come in part, and of what
+        would be looked at later."""
         for look in self.looks.values():
             look.cancel()
         for promised in self.promised.values():
             promised.cancel()
         self.workers.close()
+        for group in self.groups.values():
+            self.ingest.forget(group)
         self.merging.close()

@@ -375,11 +375,12 @@ class Server:
         if self.secured is not None:
             self.secured.close()
         groups: list[Group] = []
+        # before `outgoing` lets everybody send: who has a cut then must not ask for the next one
+        readers = self.readers.goodbye(trained=self.driver.ending.status == Exit.DONE)
         if self.session is not None:
             self.session.ingest.close()
             self.session.outgoing.close()
             groups = self.session.open_groups
-        readers = self.readers.goodbye(trained=self.driver.ending.status == Exit.DONE)
         groups += readers
         yield from self._until(lambda: all(group.flushed for group in groups), FLUSH_NS)
         yield from self._until_read(readers)

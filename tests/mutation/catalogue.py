@@ -437,6 +437,8 @@ READERS = broken(
      "reader.has[source.fragment] < source.version <= reader.target",
      "reader.has[source.fragment] < source.version"),
     ("15.5", "who follows gets no second cut", "        if self.follows:\n", "        if False:\n"),
+    ("15.5", "a cut is begun that nobody will complete", "        if self.over:\n",
+     "        if False:\n"),
     ("15.6", "who follows gets no final cut", "if reader.cuts and not reader.follows:",
      "if reader.cuts:"),
 )

@@ -218,6 +218,21 @@ def test_what_has_come_of_a_push_is_decoded_before_the_rest(monkeypatch, dtype, 
     assert side.ingest.pool.live == (0 if dtype == DTYPE_F32 else 1), "f32 values are in place"
 
 
+def test_what_has_come_of_a_push_goes_with_the_run(monkeypatch):
+    """Also of one that is whole, and whose values nobody has computed."""
+    monkeypatch.setattr(workers, "INLINE_ELEMENTS_MAX", 200)
+    monkeypatch.setattr(arrivals, "STEP_ELEMENTS", 256)
+    side = Side(DTYPE_BF16, streams=2)
+    whole, _, _, _ = message(side, Msg.PUSH_FRAGMENT, 0, np.ones(NUMELS[0], np.float32))
+    side.receive(side.readers[1], chunk(1, len(whole), 0, whole))
+    half_a_push(side)
+    assert (len(side.work.begun), len(side.work.pending), side.ingest.pool.live) == (1, 1, 2)
+    side.workers.jobs.clear()  # they answer to nobody
+    side.ingest.forget(side)
+    assert side.seen == []
+    assert side.ingest.pool.live == 0
+
+
 def test_what_has_come_of_a_push_goes_with_its_group(monkeypatch):
     monkeypatch.setattr(workers, "INLINE_ELEMENTS_MAX", 200)
     monkeypatch.setattr(arrivals, "STEP_ELEMENTS", 256)

@@ -328,6 +328,45 @@ def test_readers_wait_for_whoever_joins():
         world.wait(lambda: all(reader.steps for reader in readers))
 
 
+def test_who_has_a_cut_when_the_run_ends_is_begun_no_other():
+    """Nobody would complete it, and the server would stay for it."""
+    joining = Joining(0, FEW_STEPS_MS)
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        joining.fleet.network.capacity = 1 << 16
+        (reader,) = reading(joining, 1)
+        world, server = joining.fleet.world, joining.server
+        world.wait(lambda: server.server.readers.open)
+        (served,) = server.server.readers.open
+        world.wait(lambda: served.target is not None)
+        first = served.target
+        world.wait(lambda: joining.scheduler.global_step > first)
+        server.signal()
+        world.wait(lambda: server.over)           # which looks for what is left
+        assert reader.steps == [first]
+        assert served.cuts == 1
+        assert served.target is None
+
+
+def test_half_a_push_is_forgotten_when_the_run_ends():
+    joining = Joining(0)
+    joining.fleet.settings["inline_elements"] = NUMEL // 12
+    with scaled(joining.fleet.settings):
+        started(joining)
+        joining.fleet.network.ns_per_byte = 1000.0
+        world, server = joining.fleet.world, joining.server
+        session = server.server.session
+        works = [group.work for group in session.groups.values()]
+        world.wait(lambda: any(arrival is not None and arrival.done for work in works
+                               for arrival in work.begun.values()))
+        server.signal()
+        world.wait(lambda: server.over)
+        assert session.groups, "nobody was there at the end"
+        assert not any(work.begun or work.pending for work in works)
+        assert not session.ingest.arrivals.initial
+
+
 def test_eight_readers_do_not_choke_those_who_train():
     joining = Joining(0)
     with scaled(joining.fleet.settings):
