@@ -139,6 +139,7 @@ ELSEWHERE = {
              f"{OUTBOX}::test_who_takes_no_changes_gets_the_same_values_whole",
              f"{DOWNLINK}::test_who_comes_back_goes_on_from_what_is_kept"],
     "18.5": [f"{DOWNLINK}::test_nothing_is_kept_of_another_process",
+             f"{DOWNLINK}::test_a_file_says_that_its_versions_are_not_what_was_sent",
              "unit/test_server_introductions.py"
              "::test_what_a_learner_holds_counts_by_the_process_that_sent_it"],
     "14.8": [f"{RESUME}::test_what_no_run_would_take_does_not_end_a_strict_one"],

@@ -5,7 +5,8 @@ process that begins it, and more with every resume. A checkpoint tells the epoch
 writer and the *entries* before it: the instances of the run's past, each with the step at which the
 next one went on. What an instance has broadcast up to that step is part of the run, and what it
 broadcast later was lost with it. So a version that a learner holds from an earlier process is the
-one that this process has, or it is not, and nobody has to compare a byte.
+one that this process has, or it is not, and nobody has to compare a byte. An instance that has sent
+changes (rule 18.5) has broadcast what is in no file: its entry has no step.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ UNKNOWN_EPOCH = 2**32
 """Added to the time, for a run whose file tells no epoch: above all that was counted from 1."""
 Entry = tuple[int, int | None]
 """(instance, the step at which the next one went on). Without a step nothing of it is held any
-more: its versions have other numbers now."""
+more: its versions have other numbers now, or were never what its files have."""
 
 
 class Origin(NamedTuple):
@@ -44,10 +45,13 @@ class Lineage(NamedTuple):
     """Of the processes before this one, oldest first."""
     renumbered: int = 0
     """By how much all steps were raised: the run ends so many later than it was told."""
+    sends_changes: bool = False
+    """What it broadcasts has other bits than its files."""
 
     def stored(self, step: int) -> tuple[Entry, ...]:
         """What a file of `step` that this process writes tells."""
-        return (*self.entries[1 - ENTRIES_MAX:], (self.instance, step))
+        held_to = None if self.sends_changes else step  # rule 18.5
+        return (*self.entries[1 - ENTRIES_MAX:], (self.instance, held_to))
 
     def resumed(self, step: int, epoch_beside: int, origin: Origin) -> Lineage:
         """Of a process that goes on from the file of `step` that has this lineage.
@@ -62,7 +66,8 @@ class Lineage(NamedTuple):
             raise CheckpointMismatch(f"epoch: expected less than {EPOCH_MAX}, found {epoch - 1}; "
                                      "no server has counted so far: the file was changed")
         past = self.stored(step) if self.instance else self.entries
-        return self._replace(epoch=epoch, instance=origin.instance, entries=past)
+        return self._replace(epoch=epoch, instance=origin.instance, entries=past,
+                             sends_changes=False)
 
     def raised(self, by: int) -> Lineage:
         """All steps were raised by so much; of 0 nothing is changed."""

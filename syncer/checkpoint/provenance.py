@@ -55,7 +55,8 @@ def lineage_of(metadata: Mapping[str, str], step: int) -> Lineage:
     if renumbered > step:
         raise Malformed(f"renumbered: expected at most the step, {step}, found {renumbered}")
     entries = _entries(metadata["lineage"], step) if "lineage" in metadata else ((0, step),)
-    return Lineage(run, epoch, entries[-1][0], entries[:-1], renumbered)
+    writer, held_to = entries[-1]
+    return Lineage(run, epoch, writer, entries[:-1], renumbered, sends_changes=held_to is None)
 
 
 def _entries(text: str, step: int) -> tuple[Entry, ...]:
@@ -68,9 +69,9 @@ def _entries(text: str, step: int) -> tuple[Entry, ...]:
         if at is not None:
             whole_numbers([at], "lineage", step)
         found.append((instance_of("lineage", instance), at))
-    if not 1 <= len(found) <= ENTRIES_MAX or found[-1][1] != step:
+    if not 1 <= len(found) <= ENTRIES_MAX or found[-1][1] not in (step, None):
         raise Malformed(f"lineage: expected 1 to {ENTRIES_MAX} entries, the last one of step "
-                         f"{step}, found {len(found)}")
+                         f"{step} or null, found {len(found)}")
     return tuple(found)
 
 

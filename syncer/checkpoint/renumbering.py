@@ -36,12 +36,14 @@ def may_be_behind(facts: Facts, beside: EpochFile | None, every: int, total_step
     """Whether more may have been broadcast than the file holds.
 
     every: of the process that wrote it. A file without an epoch and nothing beside it is of a
-    program that promised nothing: it is resumed as it is.
+    program that promised nothing: it is resumed as it is. Of one whose writer has sent changes no
+    version was broadcast as it is, however that ended (rule 18.5).
     """
     if facts.lineage.epoch == 0 and beside is None:
         return False
     is_clean = beside is not None and beside.clean == facts.step
-    return every >= 2 and not is_clean and not at_end(facts, total_steps)
+    ahead = every >= 2 and not is_clean
+    return (ahead or facts.lineage.sends_changes) and not at_end(facts, total_steps)
 
 
 def at_end(facts: Facts, total_steps: int) -> bool:

@@ -97,6 +97,7 @@ class Persistence:
                 self.names, self.lineage = self.facts.names, self.facts.lineage
             elif path is not None and not config.overwrite:
                 check_replaceable(path, patient)
+            self.lineage = self.lineage._replace(sends_changes=config.downlink != "whole")
             if config.run is not None:
                 self.lineage = self.lineage._replace(run=config.run)
             if path is not None or config.final_state is not None:

@@ -140,6 +140,17 @@ def test_a_file_tells_its_writer_and_its_past(tmp_path):
         "names": '[[["a",[5]],["b",[2,1]]],[["c",[13]]],[["d",[2,3]]]]'}
 
 
+def test_nothing_is_held_of_a_writer_that_sends_changes(tmp_path):
+    path, facts = told(tmp_path, ME._replace(sends_changes=True))
+    assert header_of(path)["__metadata__"]["lineage"] == (
+        '[["0000000000000005",2],["0000000000000006",null],["0000000000000abc",null]]')
+    assert facts.lineage == ME._replace(sends_changes=True)
+    after = facts.lineage.resumed(8, 0, Origin(7, 100))
+    assert after == Lineage("blue", 4, 7, ((5, 2), (6, None), (0xABC, None)), 4)
+    assert after.kept(5, 2, 2)
+    assert not after.kept(0xABC, 8, 8)
+
+
 def test_what_nobody_has_said_is_not_in_the_file(tmp_path):
     path, facts = told(tmp_path, UNTOLD, None)
     assert (facts.lineage, facts.names) == (UNTOLD, None)
@@ -198,7 +209,7 @@ ONE = "0000000000000001"
     ("lineage", "[]", "lineage: expected 1 to 64 entries"),
     ("lineage", json.dumps([[ONE, 8]] * 65), "lineage: expected 1 to 64 entries"),
     ("lineage", json.dumps([[ONE, 7]]), "the last one of step 8"),
-    ("lineage", json.dumps([[ONE, None]]), "the last one of step 8"),
+    ("lineage", json.dumps([[ONE, 8], [ONE, 7]]), "the last one of step 8 or null"),
     ("lineage", json.dumps([[ONE, 9]]), "whole numbers from 0 to 8, found 9"),
     ("lineage", json.dumps([[ONE, -1], [ONE, 8]]), "whole numbers from 0 to 8, found -1"),
     ("lineage", json.dumps([[ONE, True], [ONE, 8]]), "whole numbers from 0 to 8, found True"),

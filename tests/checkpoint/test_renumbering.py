@@ -31,6 +31,7 @@ from tests.checkpoint.cuts import CONTRACT, FINGERPRINT, LAYOUT, make_cut, versi
 from tests.checkpoint.test_lineage import ME
 
 T = 100
+CHANGES = ME._replace(sends_changes=True)
 BESIDE = EpochFile(CONTRACT, 3, 0xABC, 0, 8)
 
 
@@ -52,6 +53,9 @@ def facts_at(step: int, fragments: int = 3, lineage: Lineage = ME) -> Facts:
     (True, facts_at(40, lineage=UNTOLD), BESIDE, 8),      # yeto-v3
     (True, facts_at(103), BESIDE, 8),                     # 4 of these were added
     (False, facts_at(104), BESIDE, 8),                    # the end
+    (True, facts_at(40, lineage=CHANGES), None, 1),       # no version was broadcast as it is there
+    (True, facts_at(40, lineage=CHANGES), BESIDE._replace(every=1, clean=40), 1),
+    (False, facts_at(104, lineage=CHANGES), None, 1),
 ])
 def test_when_a_file_may_be_behind(behind, facts, beside, every):
     assert may_be_behind(facts, beside, every, T) is behind

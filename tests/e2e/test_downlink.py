@@ -148,6 +148,8 @@ def test_nothing_is_kept_of_another_process(tmp_path, before, after):
         learner.pull(4)
         server.server.stop()
         server.wait()
+    beside = (tmp_path / "c.epoch").read_text()
+    assert ("every=2\n" in beside and "clean" not in beside) == (before == "q4")
     with ServerThread(tmp_path, **settings, downlink=after, resume=True) as server:
         learner = server.learner(0, TWO, extension=held(instance, 3, 2))
         welcome = learner.until(Welcome)
@@ -161,6 +163,32 @@ def test_nothing_is_kept_of_another_process(tmp_path, before, after):
         is_exact = [(learner.params[f] == params_of(server, f)).all() for f in range(2)]
         assert is_exact[(at + 1) % 2], "not merged since the resume"
         assert is_exact[at % 2] == (after == "whole")
+
+
+@pytest.mark.parametrize(("lost", "options", "step"), [
+    (False, {"renumber": 0}, 3), (True, {}, 1005), (False, {"renumber": 4}, 7)])
+def test_a_file_says_that_its_versions_are_not_what_was_sent(tmp_path, lost, options, step):
+    """Whoever follows without changes keeps nothing of it, whatever steps are called then."""
+    settings = dict(learners=1, total_steps=6, pipeline=1, checkpoint_every=1,
+                    checkpoint_path=str(tmp_path / "c"))
+    with ServerThread(tmp_path, **settings, downlink="q4") as server:
+        learner = server.learner(0, TWO, extension=TAKES)
+        instance = learner.until(Welcome).instance
+        learner.send_init(VALUES)
+        for at in (1, 2, 3):
+            play([learner], at)
+        learner.pull(4)
+        server.server.stop()
+        server.wait()
+    if lost:
+        (tmp_path / "c.epoch").unlink()
+    with ServerThread(tmp_path, **settings, **options, resume=True) as server:
+        learner = server.learner(0, TWO, extension=held(instance, 3, 2))
+        welcome = learner.until(Welcome)
+        assert (welcome.global_step, welcome.kept) == (step, (False, False))
+        assert [learner.until(Bcast).version for _ in range(2)] == [step - 1, step]
+        for fragment in range(2):
+            assert (learner.params[fragment] == params_of(server, fragment)).all()
 
 
 def test_a_sync_costs_a_byte_a_parameter(tmp_path, stderr):

@@ -359,9 +359,10 @@ OUTBOX = broken(
 RENUMBERING = broken(
     "checkpoint/renumbering.py",
     ("1.8", "a file that may be behind is resumed as it is",
-     "    return every >= 2 and not is_clean and not at_end(facts, total_steps)\n",
-     "    return False\n"),
-    ("1.8", "an end in order is not believed", "not is_clean and", "True and"),
+     "    ahead = every >= 2 and not is_clean\n", "    ahead = False\n"),
+    ("1.8", "an end in order is not believed", "every >= 2 and not is_clean", "every >= 2"),
+    ("18.5", "a file without its .epoch file is resumed as if it had what was sent",
+     "(ahead or facts.lineage.sends_changes)", "ahead"),
     ("1.8", "versions and steps do not fit after renumbering",
      "by = owed + -(-least // fragments) * fragments", "by = owed + least"),
     ("1.8", "what the process before counts is not asked for", "        every = beside.every\n",

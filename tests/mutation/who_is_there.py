@@ -104,4 +104,8 @@ CHANGES = broken(
     "server/persistence.py",
     ("18.5", "after an end in order they are given again",
      'if self.config.downlink != "whole":', "if False:"),
+) + broken(
+    "checkpoint/lineage.py",
+    ("18.5", "a process without changes keeps what one with them has sent",
+     "None if self.sends_changes else step", "step"),
 )
