@@ -60,8 +60,10 @@ class Anchors:
         assert digest == inbound.digest, (
             f"18.2: version {version} of fragment {inbound.fragment} has other bits elsewhere")
 
-    def check_kept(self, link: Link, fragment: int, version: int, digest: bytes) -> None:
-        """What is kept is this process's, to the bit, and it has sent it."""
+    def check_kept(self, link: Link, fragment: int, version: int, digest: bytes,
+                   source: int | None) -> None:
+        """What is kept is this process's, to the bit, and it has sent it: as something new to
+        somebody, or the same bits again that a lost process had begun with."""
         sent = self.digests.get((link.wires[0].listener, fragment, version))
-        assert sent == digest, (
+        assert sent == digest or (sent is None and source in self.changing and version == 0), (
             f"18.5: version {version} of fragment {fragment} is kept, and has other bits")

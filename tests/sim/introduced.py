@@ -73,7 +73,8 @@ def check_welcome(fleet: Fleet, session: Session, welcome: Welcome, link: Link) 
         fleet.marks.add("a fragment was kept")
         version, digest = seen
         if welcome.instance in fleet.anchors.changing:
-            fleet.anchors.check_kept(link, fragment, version, digest)
+            held = session.held[fragment]
+            fleet.anchors.check_kept(link, fragment, version, digest, held and held.instance)
             continue
         known = [cut[fragment][1] for cut in fleet.history.cuts.values()
                  if cut[fragment][0] == version]
