@@ -58,9 +58,9 @@ TURN_SAID_NS, TURN_SAID_AGAIN_NS = 5 * 10**9, 30 * 10**9
 GROW_BELOW, SHRINK_ABOVE = 1.2, 1.4
 """Times that a broadcast takes of what it takes undisturbed; 1.5 is what it may."""
 ALONE_EVERY, ALONE_MIN, ALONE_MAX = 16, 3, 7
-"""Of so many broadcasts of a size one is measured undisturbed; so many such times are needed, and
-the last so many are kept."""
-TRIES, NEXT_NS = 4, 100 * MS
+"""Of so many broadcasts of a size one is measured undisturbed; times needed, and times kept."""
+TRIES = 4
+NEXT_NS = 100 * MS
 """So many broadcasts in a row, each within this time, may find the way not yet free."""
 TAIL_BYTES = 4096
 SAMPLE, NAMED = 16, 8
