@@ -62,7 +62,6 @@ ELSEWHERE = {
              f"{TURNS}::test_the_end_of_the_run_waits_for_no_turn"],
     "15.2": [f"{TURNS}::test_32_joiners_do_not_choke_those_who_train",
              f"{TURNS}::test_many_slow_links_are_served_side_by_side",
-             f"{TURNS}::test_who_comes_next_takes_what_one_alone_has_left",
              "unit/test_server_group.py::test_what_may_go_is_shared_out_before_any_of_it_goes",
              "unit/test_server_catchups.py"
              "::test_it_halves_while_broadcasts_are_slower_and_never_ends"],

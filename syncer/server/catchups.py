@@ -57,14 +57,18 @@ SILENT_NS = 5 * 10**9
 TURN_SAID_NS, TURN_SAID_AGAIN_NS = 5 * 10**9, 30 * 10**9
 GROW_BELOW, SHRINK_ABOVE = 1.2, 1.4
 """Times that a broadcast takes of what it takes undisturbed; 1.5 is what it may."""
-ALONE_EVERY, ALONE_MIN, ALONE_MAX = 16, 3, 7
-"""Of so many broadcasts of a size one is measured undisturbed; times needed, and times kept."""
+ALONE_EVERY = 16
+"""Of so many broadcasts of a size one is measured undisturbed."""
+ALONE_MIN, ALONE_MAX = 3, 7
+"""So many undisturbed times of a size are needed, and the last so many are kept."""
 TRIES = 4
 NEXT_NS = 100 * MS
 """So many broadcasts in a row, each within this time, may find the way not yet free."""
 TAIL_BYTES = 4096
-SAMPLE, NAMED = 16, 8
-"""Connections looked at to know how a broadcast gets on; learners in front that are named."""
+SAMPLE = 16
+"""Connections that are looked at to know how a broadcast gets on."""
+NAMED = 8
+"""Learners in front that a log line names."""
 
 
 class Turn:
@@ -348,10 +352,7 @@ class CatchUps:
         at_once = min(self.at_once, len(self.line))
         is_open = self._is_open(now_ns)
         share = max(self.headroom.bytes // max(at_once, 1), LEAST_SHARE_BYTES)
-        flying = {turn: turn.group.in_flight() for turn in self.line.values() if turn.begun}
-        left = max(self.headroom.bytes, at_once * LEAST_SHARE_BYTES) - sum(
-            [n for turn, n in flying.items() if turn.reads or not turn.group.outbox.awaited()])
-        moved = bool(self.flights)
+        moved, on_the_way = bool(self.flights), 0
         for place, turn in enumerate(list(self.line.values())):
             group = turn.group
             if self.line.get(group) is not turn:  # gone by what a grant to another one led to
@@ -361,7 +362,8 @@ class CatchUps:
             if not turn.begun:
                 self._tell_waiting(turn, place, now_ns)
                 continue
-            in_flight = flying.get(turn, 0)
+            in_flight = group.in_flight()
+            on_the_way += in_flight
             moved |= turn.acknowledged != group.sent - in_flight
             turn.look(group.sent - in_flight, not (in_flight or group.blocked), now_ns)
             if turn.reads and place < at_once:
@@ -372,10 +374,8 @@ class CatchUps:
                 group.grant(-1)
             else:
                 may_send = place < at_once and is_open
-                leave = max(min(share - in_flight, left), 0) if may_send else 0
-                left -= leave  # who was alone may have more than its share on the way
-                group.grant(leave)
-        self.headroom.peak = max(self.headroom.peak, sum(flying.values()))
+                group.grant(max(share - in_flight, 0) if may_send else 0)
+        self.headroom.peak = max(self.headroom.peak, on_the_way)
         self.tick_ns = TICK_NS if moved else min(2 * self.tick_ns, IDLE_TICK_NS)
         self._arm(now_ns)
 

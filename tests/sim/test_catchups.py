@@ -14,7 +14,6 @@ from tests.sim.clock import MS, SECOND
 from tests.sim.fleet import Fleet
 from tests.sim.reader import SimReader
 from tests.sim.scale import scaled
-from tests.sim.turns import SMALL_BYTES
 from tests.toy_driver import toy_config
 
 TRAINING = 3
@@ -161,31 +160,6 @@ def test_who_waits_long_for_a_turn_is_told_again(monkeypatch):
         assert "for its turn to be sent the model, behind" in text
         assert 0 <= told_ns - begun_ns - after_ms * MS < 10 * MS
     assert [line for line in joining.lines("catch-up waits for its turn") if "waited_s=0" in line]
-
-
-def test_who_comes_next_takes_what_one_alone_has_left(monkeypatch):
-    """Two share the bytes that may be on their way, and the first one has all of them there."""
-    monkeypatch.setattr(catchups, "CEILING_BYTES", 1 << 17)
-    joining = Joining(2, FEW_STEPS_MS, max_concurrent_catchups=2)
-    first, second = joining.late
-    with scaled(joining.fleet.settings):
-        started(joining)
-        joining.fleet.network.ns_per_byte = 1000.0
-        first.restart()
-        world = joining.fleet.world
-        world.wait(lambda: first.learner in joining.held())
-        turns = joining.server.server.session.outgoing.catchups
-        world.wait(lambda: turns._on_the_way() > turns.headroom.bytes * 3 // 4)
-        second.restart()
-        world.wait(lambda: len(turns.line) == 2)
-
-        def second_is_in() -> bool:
-            if all(group.throttled for group in turns.line):
-                on_the_way = sum(group.in_flight() for group in turns.line)
-                assert on_the_way <= turns.headroom.bytes + SMALL_BYTES
-            return joining.in_rounds(second.learner)
-
-        world.wait(second_is_in)
 
 
 def test_a_dead_link_in_front_gives_its_turn_away():

@@ -45,6 +45,8 @@ class LineCheck:
         """Bytes that were allowed to be on their way at any time since the line began."""
         self.others: dict[Any, int] = {}
         """Group -> what was on its way before it caught up, or because a round waited for it."""
+        self.served = 0
+        """How many shared those bytes."""
         self.held: dict[Any, set[tuple[int, int]]] = {}
         """Group that waits -> what was queued before, for an older connection that was current."""
 
@@ -55,12 +57,17 @@ class LineCheck:
         WAITED_FOR.clear()
         turns = None if session is None else session.outgoing.catchups
         if turns is None or not turns.line:
-            self.most = 0
+            self.most = self.served = 0
             self.others.clear()
             self.held.clear()
             return
         self.held = {group: held for group, held in self.held.items() if group in turns.line}
         self.most = max(self.most, turns.headroom.bytes, turns.at_once * catchups.LEAST_SHARE_BYTES)
+        fewer, self.served = self.served, min(turns.at_once, len(turns.line))
+        if self.served > fewer:                   # who shared with fewer may still have that
+            self.others |= {group: max(self.others[group], group.in_flight())
+                            for group in turns.line
+                            if group in self.others and group.throttled and not group.ended}
         on_the_way = 0
         for group, turn in turns.line.items():
             if group.ended:                       # what it had begun goes out with the refusal
