@@ -18,7 +18,8 @@ from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.formats import FORMAT_OF
 from syncer.checkpoint.lane import Work, beside
 from syncer.checkpoint.pace import UNHELD, Tempo
-from syncer.kernels import Sha256, sha256_update_pair
+from syncer.checkpoint.reader import add_to
+from syncer.kernels import Sha256
 
 Progress = Callable[[int, int], None]
 HASH_PIECE = 1024 * 1024
@@ -61,10 +62,7 @@ class Digests:
                     return
                 pieces = [array[begin : begin + HASH_PIECE] for _, array in pair]
                 self.pace.hash(sum(piece.nbytes for piece in pieces))
-                if len(pair) == 2:
-                    sha256_update_pair(streams[0], pieces[0], streams[1], pieces[1])
-                else:
-                    streams[0].update(pieces[0])
+                add_to(streams, pieces)
             for (name, _), stream in zip(pair, streams, strict=True):
                 self.found[f"fragments.{fragment}.{name}"] = stream.hexdigest()
 

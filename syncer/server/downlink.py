@@ -101,4 +101,3 @@ class Downlink:
         """Memory for so many elements. Raises MemoryError."""
         size = tensor_bytes(numel, dtype)
         return memoryview(self.pool.take(-(-size // 4))).cast("B")[:size]
-

@@ -134,12 +134,11 @@ def test_a_reader_gets_the_parameters_themselves(tmp_path):
             assert (learner.params[fragment] != params_of(server, fragment)).any()
 
 
-@pytest.mark.parametrize(("before", "after"), [("q4", "q4"), ("q4", "whole"), ("whole", "q4")])
-def test_nothing_is_kept_of_another_process(tmp_path, before, after):
-    """What a file has are parameters, and what such a process has sent is not them."""
+def three_steps(tmp_path, downlink):
+    """The settings and the instance of a process that has saved and ended behind step 3."""
     settings = dict(learners=1, total_steps=6, pipeline=1, checkpoint_every=1,
                     checkpoint_path=str(tmp_path / "c"))
-    with ServerThread(tmp_path, **settings, downlink=before) as server:
+    with ServerThread(tmp_path, **settings, downlink=downlink) as server:
         learner = server.learner(0, TWO, extension=TAKES)
         instance = learner.until(Welcome).instance
         learner.send_init(VALUES)
@@ -148,6 +147,13 @@ def test_nothing_is_kept_of_another_process(tmp_path, before, after):
         learner.pull(4)
         server.server.stop()
         server.wait()
+    return settings, instance
+
+
+@pytest.mark.parametrize(("before", "after"), [("q4", "q4"), ("q4", "whole"), ("whole", "q4")])
+def test_nothing_is_kept_of_another_process(tmp_path, before, after):
+    """What a file has are parameters, and what such a process has sent is not them."""
+    settings, instance = three_steps(tmp_path, before)
     beside = (tmp_path / "c.epoch").read_text()
     assert ("every=2\n" in beside and "clean" not in beside) == (before == "q4")
     with ServerThread(tmp_path, **settings, downlink=after, resume=True) as server:
@@ -169,17 +175,7 @@ def test_nothing_is_kept_of_another_process(tmp_path, before, after):
     (False, {"renumber": 0}, 3), (True, {}, 1005), (False, {"renumber": 4}, 7)])
 def test_a_file_says_that_its_versions_are_not_what_was_sent(tmp_path, lost, options, step):
     """Whoever follows without changes keeps nothing of it, whatever steps are called then."""
-    settings = dict(learners=1, total_steps=6, pipeline=1, checkpoint_every=1,
-                    checkpoint_path=str(tmp_path / "c"))
-    with ServerThread(tmp_path, **settings, downlink="q4") as server:
-        learner = server.learner(0, TWO, extension=TAKES)
-        instance = learner.until(Welcome).instance
-        learner.send_init(VALUES)
-        for at in (1, 2, 3):
-            play([learner], at)
-        learner.pull(4)
-        server.server.stop()
-        server.wait()
+    settings, instance = three_steps(tmp_path, "q4")
     if lost:
         (tmp_path / "c.epoch").unlink()
     with ServerThread(tmp_path, **settings, **options, resume=True) as server:
