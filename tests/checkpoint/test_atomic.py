@@ -312,7 +312,7 @@ def test_letting_go_empties_the_cut_as_it_is_written(tmp_path):
 
 
 def test_a_failing_digest_thread_fails_the_save(tmp_path, monkeypatch):
-    monkeypatch.setattr("syncer.checkpoint.writer.sha256_update_pair", lambda *given: 1 // 0)
+    monkeypatch.setattr("syncer.checkpoint.reader.sha256_update_pair", lambda *given: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         write_checkpoint(tmp_path / "c", make_cut(5))
     assert not names_in(tmp_path)
