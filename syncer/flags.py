@@ -17,12 +17,12 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from syncer.config import OPTIONS, Config
-from syncer.config.machine import memory_bytes
 from syncer.config.options import Option, flag
 from syncer.config.paths import INPUTS, clash_of_outputs, trouble_of_input, trouble_of_output
 from syncer.config.presets import filled
 from syncer.config.profile import NEVER_SET, At
 from syncer.errors import ConfigError
+from syncer.machine import memory_bytes
 from syncer.values import OutputFile, Switch, SwitchOr, shortened
 
 BY_NAME = {option.name: option for option in OPTIONS}

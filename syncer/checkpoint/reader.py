@@ -23,6 +23,7 @@ from syncer.checkpoint.formats import FORMAT_OF, format_of_file
 from syncer.checkpoint.window import Window, read_all
 from syncer.errors import CheckpointError, CheckpointFormatError, CheckpointMismatch
 from syncer.kernels import Sha256, first_nonfinite, sha256_update_pair
+from syncer.machine import cores
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """What is read at once: small enough to be hashed and checked while it is in the cache."""
@@ -290,13 +291,6 @@ class Proof:
         arrays = {tensor.array: np.empty(min(tensor.numel, CHUNK_BYTES // 4), np.float32)
                   for tensor in unit}
         return lambda tensor, begin, end: arrays[tensor.array][: end - begin]
-
-
-def cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def add_to(streams: Sequence[Sha256], values: Sequence[np.ndarray]) -> None:

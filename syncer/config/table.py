@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, Literal, get_args
 
-from syncer.config.machine import cores
 from syncer.config.options import Need, Option, rows_of, setting, settings
 from syncer.config.profile import (
     At,
@@ -27,6 +26,7 @@ from syncer.config.profile import (
 from syncer.config.remarks import Remarked
 from syncer.config.rules import RULES
 from syncer.errors import ConfigError
+from syncer.machine import cores
 from syncer.protocol import KEY_VARIABLES
 from syncer.ranges import (
     CHECKPOINT_FORMAT,

@@ -12,8 +12,8 @@ import os
 from collections.abc import Sequence
 
 from syncer import pages
-from syncer.config.machine import Node
 from syncer.kernels import set_places
+from syncer.machine import Node
 
 
 def place(numa: str, nodes: Sequence[Node]) -> str:

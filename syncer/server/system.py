@@ -29,10 +29,10 @@ from syncer.checkpoint.files import FILES, Files
 from syncer.checkpoint.lane import Lane
 from syncer.checkpoint.lineage import Origin
 from syncer.config import available_cores
-from syncer.config.machine import memory_nodes
 from syncer.errors import ConfigError, KernelError
 from syncer.exits import after_signal
 from syncer.kernels import SUM_BLOCK, restore_floats, self_check, sumsq
+from syncer.machine import memory_nodes
 from syncer.server.addresses import BACKLOG
 from syncer.server.capacity import Descriptors
 from syncer.server.log import Lines, Writer

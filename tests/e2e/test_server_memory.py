@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from syncer.config.machine import Node
 from syncer.core import events as ev
+from syncer.machine import Node
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4
 from syncer.server import arrivals, ingest, system
 from syncer.server.workers import Job

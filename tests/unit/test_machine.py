@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from syncer.config.machine import cores, memory_bytes
+from syncer.machine import cores, memory_bytes
 
 ALL = len(os.sched_getaffinity(0))
 

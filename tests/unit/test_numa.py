@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from syncer import kernels, pages
-from syncer.config.machine import Node, memory_nodes
 from syncer.layout import RDA, FragmentLayout, Layout
+from syncer.machine import Node, memory_nodes
 from syncer.merge import FragmentStore
 from syncer.merge.buffers import BufferPool
 from syncer.server.numa import place
