@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
 from syncer.learner.failures import ConnectionFailed
-from syncer.learner.fragment import Fragment
+from syncer.learner.holding import LocalFragment
 from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Session
 
@@ -26,7 +26,7 @@ class InitialValues:
     else can bring them. A server that has them drops them.
     """
 
-    def __init__(self, session: Session, client: Client, fragments: Sequence[Fragment],
+    def __init__(self, session: Session, client: Client, fragments: Sequence[LocalFragment],
                  buffers: SendBuffers):
         self._session, self._client = session, client
         self._fragments, self._buffers = fragments, buffers

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from syncer.errors import ConfigError, SyncerError
-from syncer.learner.arguments import checked_key, checked_numbers, checked_parameters
+from syncer.learner.answers import Answers
+from syncer.learner.arguments import checked_key, checked_numbers
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
 from syncer.learner.dialing import Dialer
 from syncer.learner.early_end import EarlyEnd
-from syncer.learner.fragment import Fragment
 from syncer.learner.heartbeats import Heartbeats
+from syncer.learner.holding import Arrays, Holding
 from syncer.learner.initial_values import InitialValues
 from syncer.learner.introduction import Introduction
 from syncer.learner.partition import (
@@ -66,7 +67,7 @@ class Learner:
     """One island of a Decoupled DiLoCo run, on f32 arrays in this process.
 
     parameters: name -> C-contiguous, writable f32 array of any shape; they are changed in place, so
-    the arrays must stay the ones the training loop uses; empty ones are left out.
+    the arrays must stay the ones the training loop uses; empty ones are left out. Or a `Holding`.
     address: "host:port" of the server, or "unix:/path" on its machine (--listen). local_address: an
     address or interface of this machine to dial from; None: the system's choice. tls: a PEM file
     with certificate, key and authority, or three of them; None: plain.
@@ -96,9 +97,9 @@ class Learner:
     things; initial values, send buffers and arithmetic are elsewhere.
     """
 
-    def __init__(self, parameters: Mapping[str, np.ndarray], address: str, *, learner_id: int,
-                 dtype: str = "bf16", fragments: int = 8, matrix_merge: str = "rda",
-                 pattern: str = "binpack", avg_regex: str | None = None,
+    def __init__(self, parameters: Mapping[str, np.ndarray] | Holding, address: str, *,
+                 learner_id: int, dtype: str = "bf16", fragments: int = 8,
+                 matrix_merge: str = "rda", pattern: str = "binpack", avg_regex: str | None = None,
                  identity_shapes: bool = False, alpha: float = 0.5, min_steps_per_sync: int = 1,
                  num_streams: int = 4, key: str | bytes | None = None,
                  compat_group: str | None = None, profile_hash: bytes | None = None,
@@ -112,13 +113,13 @@ class Learner:
         checked_numbers(learner_id=learner_id, alpha=alpha, num_streams=num_streams,
                         min_steps_per_sync=min_steps_per_sync, max_reconnects=max_reconnects,
                         connect_timeout_s=connect_timeout_s)
-        arrays = checked_parameters(parameters)
+        holding = parameters if isinstance(parameters, Holding) else Arrays(parameters)
         self._alpha = float(alpha)
         self._layout = build_layout(
-            {name: array.shape for name, array in arrays.items()}, fragments, pattern=pattern,
-            avg_regex=avg_regex, matrix_merge=matrix_merge, identity_shapes=identity_shapes)
+            holding.shapes, fragments, pattern=pattern, avg_regex=avg_regex,
+            matrix_merge=matrix_merge, identity_shapes=identity_shapes)
         self._fragments = [
-            Fragment([arrays[tensor.name] for tensor in fragment.tensors], codes[dtype])
+            holding.fragment([tensor.name for tensor in fragment.tensors], codes[dtype])
             for fragment in self._layout.fragments]
         fingerprint = layout_fingerprint(self._layout)
         introduction = Introduction(
@@ -132,8 +133,8 @@ class Learner:
         self._client = Client(self._session, Dialer(address, local_address, tls),
                               connect_timeout_s=connect_timeout_s, max_reconnects=max_reconnects)
         tensors = self._session.tensors
-        self._buffers = SendBuffers(max(max(tensors.push_bytes(f), tensors.init_bytes(f))
-                                        for f in range(len(self._fragments))))
+        buffers = SendBuffers(max(max(tensors.push_bytes(f), tensors.init_bytes(f))
+                                  for f in range(len(self._fragments))), holding.buffer)
         self._heartbeats = Heartbeats(time.monotonic())
         self._reports = TrainingFigures()
         self._count = self._session.heartbeat()
@@ -141,8 +142,8 @@ class Learner:
         self._owed: list[Pull] = []
         """Of an early `finish`: pulls that it has seen and cannot answer."""
         self._done = False
-        self._initial = InitialValues(
-            self._session, self._client, self._fragments, self._buffers)
+        parts = self._session, self._client, self._fragments, buffers
+        self._initial, self._answers = InitialValues(*parts), Answers(*parts)
         # The threads know the client alone, so that a learner nobody holds any more is collected.
         # At the end of the process the kernel closes the sockets.
         weakref.finalize(self, self._client.close_aside).atexit = False
@@ -275,7 +276,7 @@ class Learner:
         """
         applied = self._apply_broadcasts()
         self._initial.offer()
-        answered = self._answer_pulls()
+        answered = self._answers.give()
         self._send_heartbeat(bool(answered))
         if self._reports.waiting is not None:
             self._send_report()
@@ -292,26 +293,6 @@ class Learner:
         for bcast in taken:
             self._fragments[bcast.fragment].rebase(bcast.tensor, self._alpha)
         return tuple((bcast.fragment, bcast.version) for bcast in taken)
-
-    def _answer_pulls(self) -> tuple[tuple[int, int], ...]:
-        if not self._session.pulls:
-            return ()
-        with self._client.lock:
-            due = self._session.due_pulls()
-        answered = []
-        for pull in due:
-            if not self._client.has_room(self._session.tensors.push_bytes(pull.fragment)):
-                break  # it stays pending: the network is slower than the pulls
-            with self._client.lock:
-                push = self._session.answer(pull)
-            if push is not None:
-                delta = self._buffers.take(self._session.tensors.push_bytes(pull.fragment))
-                self._fragments[pull.fragment].pack_delta(delta)
-                receipt = self._client.send(self._session.tensors.push(push, delta.data))
-                self._buffers.lend(receipt, delta)
-                if not receipt.dropped:
-                    answered.append((pull.fragment, pull.step))
-        return tuple(answered)
 
     def _send_heartbeat(self, reported: bool) -> None:
         """Says the number of steps, when a push has not just `reported` it; and what to repeat."""
@@ -348,6 +329,8 @@ class Learner:
         while True:
             client.check()
             self._boundary()
+            if self._answers.wait():
+                continue
             until = min(deadline, report_s, self._leave_rounds(early))
             if client.wait_for(self._has_work, until - time.monotonic()):
                 with client.lock:

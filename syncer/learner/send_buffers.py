@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from syncer.learner.client_group import Receipt
@@ -12,13 +14,14 @@ class SendBuffers:
 
     At most two buffers of the largest message are kept. One that was lent for a message comes back
     when that message was sent; that of a dropped message never does, since a writer of the ended
-    connection may still be reading it.
+    connection may still be reading it. new: makes one of so many bytes.
     """
 
     KEPT = 2
 
-    def __init__(self, largest_bytes: int):
+    def __init__(self, largest_bytes: int, new: Callable[[int], np.ndarray] | None = None):
         self._largest_bytes = largest_bytes
+        self._new = new or (lambda size: np.empty(size, np.uint8))
         self._free: list[np.ndarray] = []
         self._lent: list[tuple[Receipt, np.ndarray]] = []
 
@@ -31,7 +34,7 @@ class SendBuffers:
             elif not receipt.dropped:
                 self._lent.append((receipt, buffer))
         del self._free[self.KEPT:]
-        buffer = self._free.pop() if self._free else np.empty(self._largest_bytes, np.uint8)
+        buffer = self._free.pop() if self._free else self._new(self._largest_bytes)
         return buffer[:size]
 
     def lend(self, receipt: Receipt, array: np.ndarray) -> None:
