@@ -42,6 +42,7 @@ from syncer.checkpoint.window import Window
 from syncer.errors import CheckpointError, CheckpointFormatError
 from syncer.kernels import Sha256, sha256
 from syncer.layout import ISO, MERGE_MODES, FragmentLayout, Layout
+from syncer.streams import one_line
 
 FORMAT, FORMAT_VERSION = "syncer-checkpoint", "1"
 FIELDS = ("format", "format_version", "global_step", "versions", "ledger", "optimizer", "layout",
@@ -164,10 +165,9 @@ def parse(window: Window) -> Parsed:
         offsets = _offsets(entries, facts, window.left)
         check_layout(facts)
         check_names(facts)
-    except Malformed as problem:
-        raise CheckpointFormatError(f"{window.path}: header at offset 8: {problem}") from None
-    except CheckpointFormatError as problem:
-        raise CheckpointFormatError(f"{window.path}: header at offset 8: {problem}") from None
+    except (Malformed, CheckpointFormatError) as problem:  # it may quote what stands in the file
+        raise CheckpointFormatError(
+            f"{window.path}: header at offset 8: {one_line(str(problem))}") from None
     data = 8 + length
     return Parsed(facts, {key: data + offset for key, offset in offsets.items()}, digests)
 

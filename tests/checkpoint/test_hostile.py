@@ -156,6 +156,7 @@ def set_offsets(name, begin, end):
     (lambda h: h["__metadata__"].update(format_version="2"), "format_version: expected '1'"),
     (lambda h: h["__metadata__"].pop("ledger"), "missing: ledger"),
     (lambda h: h["__metadata__"].update(news="x"), "unknown: news"),
+    (lambda h: h["__metadata__"].update({"ne\nws": "x"}), "unknown: ne\\nws"),
     (lambda h: h["__metadata__"].update(global_step=7), "strings"),
     (lambda h: h["__metadata__"].update(global_step="7.0"), "global_step"),
     (lambda h: h["__metadata__"].update(global_step="07"), "global_step"),
