@@ -24,7 +24,7 @@ IN = (
     Stop("syncer/server/group.pyx", "on_frame", "which learner's it is"),
     Stop("syncer/server/ingest.py", "arriving", "judged as bytes; events stay in order"),
     Stop("syncer/wire/messages.py", "parse_push", "the fields"),
-    Stop("syncer/server/decoded.py", "Decoded", "whose memory the values are"),
+    Stop("syncer/server/decoded.pyx", "Decoded", "whose memory the values are"),
     Stop("syncer/merge/buffers.pyx", "take", "memory for them, used again"),
     Stop("syncer/server/arrivals.py", "go_on", "decoded as far as it is there"),
     Stop("syncer/server/shortage.py", "submit", "and again, should there be no memory"),

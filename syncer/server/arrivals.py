@@ -12,13 +12,10 @@ from functools import partial
 from syncer import kernels
 from syncer.core import events
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Q4_BLOCK, Q4_BLOCK_BYTES
-from syncer.server.decoded import Decode, Decoded
+from syncer.server.decoded import DECODERS, Decoded
 from syncer.server.group import Group
 from syncer.server.workers import Job, Workers
 
-DECODERS: dict[int, Decode] = {
-    DTYPE_F32: kernels.decode_f32, DTYPE_BF16: kernels.decode_bf16, DTYPE_Q4: kernels.decode_q4,
-}
 UNITS = {DTYPE_F32: (64, 16), DTYPE_BF16: (64, 32), DTYPE_Q4: (Q4_BLOCK_BYTES, Q4_BLOCK)}
 """Bytes and elements of what is worked on as a whole: a block of q4, or"""
 HASH_UNIT_BYTES = 64

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from syncer.core import events
 from syncer.errors import NoMemory, RemoteProtocolError
 from syncer.merge.buffers import BufferPool
-from syncer.protocol import DTYPE_F32, HEADER_BYTES, Msg, bulk_dtype, tensor_bytes
+from syncer.protocol import HEADER_BYTES, Msg, bulk_dtype, tensor_bytes
 from syncer.server import workers
-from syncer.server.arrivals import DECODERS, Arrival, Arrivals
+from syncer.server.arrivals import Arrival, Arrivals
 from syncer.server.conn import Channel
-from syncer.server.decoded import Decoded
+from syncer.server.decoded import Decoded, memory_for
 from syncer.server.group import Group, Reports
+from syncer.server.small_push import small_push
 from syncer.server.workers import Workers
 from syncer.wire import messages
 from syncer.wire.encode import encode_error
@@ -80,6 +81,11 @@ class Ingest(Reports):
         """One frame of a group. Raises RemoteProtocolError with the text of the ERROR."""
         if self.closed:
             return
+        if kind == Msg.PUSH_FRAGMENT and not (group.work.begun or group.work.pending):
+            push = small_push(group, payload, self.pool, self.keep_wire)
+            if push is not None:
+                self.handle(push)
+                return
         hello = group.hello
         who = hello.learner, hello.generation
         if kind in (Msg.PUSH_FRAGMENT, Msg.INIT_PARAMS):
@@ -149,8 +155,8 @@ class Ingest(Reports):
         if kind != Msg.PUSH_FRAGMENT:
             return None
         hello = group.hello
-        push = messages.parse_push(payload, hello.learner, hello.layout, hello.dtype)
-        return None if self._is_small(group, push) else self._push(group, push)
+        return self._push(group, messages.parse_push(
+            payload, hello.learner, hello.layout, hello.dtype))
 
     def _tensor(self, group: Group, kind: int, payload: memoryview) -> None:
         """A whole INIT or PUSH: if it is not decoded yet, it waits for that."""
@@ -162,11 +168,8 @@ class Ingest(Reports):
             arrival = self._init(group, payload)
         elif arrival is None:
             hello = group.hello
-            push = messages.parse_push(payload, hello.learner, hello.layout, hello.dtype)
-            arrival = self._small(group, push) if self._is_small(group, push) else self._push(
-                group, push)
-            if arrival is None:
-                return
+            arrival = self._push(group, messages.parse_push(
+                payload, hello.learner, hello.layout, hello.dtype))
         intake.pending.append(arrival)
         if len(intake.pending) >= DECODING_MAX:
             group.pause()  # small ones as well: each waits for its turn behind a large one
@@ -175,22 +178,6 @@ class Ingest(Reports):
             self.arrivals.go_on(arrival)
         if arrival.finished:
             self._hand_on(group)
-
-    def _small(self, group: Group, push: messages.Push) -> Arrival | None:
-        """A push that is decoded on the spot, and handed on unless others go before it."""
-        dtype = group.hello.dtype
-        decoded = self._decoded(group, push.fragment, push.delta, dtype, self.keep_wire)
-        bad = DECODERS[dtype](push.delta, decoded.buffer, True, 1)
-        if bad < 0 and not group.work.pending:  # nothing to wait for: as nearly always
-            self.handle(events.Push(push.learner, group.generation, *push[1:-1], decoded))
-            return None
-        arrival = self._push(group, push, decoded)
-        arrival.done, arrival.bad, arrival.tensor = arrival.size, bad, None
-        return arrival
-
-    def _is_small(self, group: Group, push: messages.Push) -> bool:
-        numel: int = group.hello.layout.fragments[push.fragment].numel
-        return numel <= workers.INLINE_ELEMENTS_MAX
 
     def _init(self, group: Group, payload: memoryview) -> Arrival:
         hello = group.hello
@@ -202,26 +189,19 @@ class Ingest(Reports):
                        decoded=decoded, initial=True,
                        event=lambda values: events.Init(*who, fragment, values))
 
-    def _push(self, group: Group, push: messages.Push, decoded: Decoded | None = None) -> Arrival:
+    def _push(self, group: Group, push: messages.Push) -> Arrival:
         who, head, dtype = (push.learner, group.generation), push[1:-1], group.hello.dtype
-        if decoded is None:
-            decoded = self._decoded(group, push.fragment, push.delta, dtype, self.keep_wire)
+        decoded = self._decoded(group, push.fragment, push.delta, dtype, self.keep_wire)
         return Arrival(group, f"PUSH_FRAGMENT fragment {push.fragment}", push.delta, dtype,
                        decoded=decoded,
                        event=lambda values: events.Push(*who, *head, values))
 
     def _decoded(self, group: Group, fragment: int, tensor: memoryview, dtype: int,
                  keep_wire: bool = False) -> Decoded:
-        """Memory for a payload: that of its message if it can be. Raises NoMemory, which ends the
-        connection it came on."""
+        """Memory for a payload. Raises NoMemory, which ends the connection it came on."""
         numel = group.hello.layout.fragments[fragment].numel
-        memory = tensor.obj
-        if dtype == DTYPE_F32 and isinstance(memory, Payload):
-            place = memory.values(memory.size - len(tensor))
-            if place is not None:
-                return Decoded(self.pool, numel, place=place)
         try:
-            return Decoded(self.pool, numel, tensor if keep_wire else None, DECODERS[dtype])
+            return memory_for(self.pool, numel, tensor, dtype, keep_wire)
         except MemoryError as error:
             raise NoMemory(f"cannot decode a payload: {error}: try again later") from None
 

@@ -50,18 +50,19 @@ class Restraint:
         self.over = False
 
     def admits(self, level: str, text: str, fields: dict[str, Any]) -> bool:
-        now_ns = self.loop.now_ns()
         if threading.get_ident() != self.thread:
             with self.lock:
-                return self._admits_aside(now_ns, level, text, fields)
-        kind = _kind(self.kinds, text, now_ns)
-        if kind.left and kind.timer is None:
-            kind.left -= 1
-            return True
+                return self._admits_aside(self.loop.now_ns(), level, text, fields)
+        kind = self.kinds.get(text)
+        if kind is None or kind.timer is None:  # else nothing is due before the timer
+            now_ns = self.loop.now_ns()
+            kind = _kind(self.kinds, text, now_ns)
+            if kind.left:
+                kind.left -= 1
+                return True
+            kind.timer = self.loop.call_at(now_ns + REFILL_NS, lambda: self._tell(text, kind))
         kind.held += 1
         kind.last = level, fields
-        if kind.timer is None:
-            kind.timer = self.loop.call_at(now_ns + REFILL_NS, lambda: self._tell(text, kind))
         return False
 
     def _admits_aside(self, now_ns: int, level: str, text: str, fields: dict[str, Any]) -> bool:
