@@ -32,6 +32,7 @@ from tests.sim.clock import MS, SECOND, World
 from tests.sim.introduced import check_welcome, introduction_of, report_of
 from tests.sim.link import Link
 from tests.sim.network import KEEPALIVE_NS, Wire
+from tests.sim.told import check_words
 
 
 class EagerSession(Session):
@@ -280,6 +281,8 @@ class SimLearner:
             self.link.control(session.acknowledge())  # the server may be another one now
         if session.phase is Phase.SHUT_DOWN:
             self.done = True
+        elif not self.eager:  # other programs have words of their own
+            check_words(session)
 
     def send_push(self, push, delta: bytes) -> None:
         self.sent.append((push, delta))

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from syncer.core.run import tape_keys
+from syncer.learner.session import Phase
 
 LONG_NUMBER = re.compile(rb"\d{11,}")
 
@@ -51,3 +52,20 @@ def check_tape(fleet: Any) -> None:
             assert [entry["id"] for entry in responders] == sorted(pushed)
         else:
             assert owing, f"step {merge.step} is not on the tape"
+
+
+def check_words(session: Any) -> None:
+    """What a learner would tell its user, where it stands and what it waits for, is so."""
+    awaited, standing = session.awaited(), session.standing()
+    training = session.phase is Phase.TRAINING
+    assert awaited
+    assert standing is None or (training and session.connection is not None)
+    if standing is not None and session.welcome is None:
+        assert f"is at step {max(step for step, *_ in filter(None, session.accepted))};" in standing
+    if training and any(session.accepted):
+        owes = "this learner, which has not answered" in awaited
+        assert owes == bool(session.pulls), (awaited, session.pulls)
+    elif training:
+        assert "the run to begin" in awaited, awaited
+    else:
+        assert "final cut" in awaited, awaited
