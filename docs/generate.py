@@ -39,6 +39,7 @@ PARTS = {
     "timeouts": "docs.timeouts:table",
     "walk": "docs.walk:table",
     "numpy-line": "docs.generate:numpy_line",
+    "torch-line": "docs.generate:torch_line",
     "merge-times": "benchmarks.merge_round:times_table",
     "merge-passes": "benchmarks.merge_round:passes_table",
     "rule-table": "tests.rules:table",
@@ -51,10 +52,18 @@ PARTS = {
 MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def numpy_line() -> str:
-    """The example program as it is."""
-    program = (DOCS.parent / "examples/numpy_line.py").read_text(encoding="utf-8")
+def example(name: str) -> str:
+    """An example program as it is."""
+    program = (DOCS.parent / "examples" / name).read_text(encoding="utf-8")
     return f"```python\n{program}```\n"
+
+
+def numpy_line() -> str:
+    return example("numpy_line.py")
+
+
+def torch_line() -> str:
+    return example("torch_line.py")
 
 
 def generated(name: str) -> str:

@@ -253,6 +253,17 @@ class Learner:
         self.close()
 
     @property
+    def status(self) -> Status:
+        """Where the learner stands, without a step."""
+        return self._status((), ())
+
+    @property
+    def brings_values(self) -> bool:
+        """Whether the run waits for the values of this learner, and has none to `adopt`."""
+        with self._client.lock:
+            return self._session.wants_initial_values
+
+    @property
     def layout(self) -> NamedLayout:
         """Which parameters are in which fragment."""
         return self._layout

@@ -40,6 +40,7 @@ ARROWS = {
                    "steps", "streams"},
     "learner": {"errors", "wire", "kernels", "layout", "protocol", "gather", "streams", "tcp",
                 "tls"},
+    "torch": {"errors", "kernels", "learner", "protocol"},
     "reader": {"errors", "exits", "wire", "kernels", "layout", "protocol", "steps", "learner",
                "checkpoint", "streams", "ranges", "tls"},
     "server": {"errors", "exits", "flags", "config", "core", "layout", "wire", "kernels", "merge",

@@ -1,0 +1,213 @@
+"""`Diloco`: joins a run with a model and its optimizer, and leaves it with the merged model.
+
+Counts optimizer steps by a hook and gives each step boundary to a `Learner`. Must not touch the
+state of an optimizer, sockets, or wire bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsFloat, SupportsIndex
+
+import torch
+
+from syncer.errors import ConfigError, LocalProtocolError
+from syncer.learner import Learner, Status
+from syncer.learner.reports import FIGURES_S
+from syncer.torch.weights import Weights
+
+
+class Diloco:
+    """One island of a Decoupled DiLoCo run, for the model of this process.
+
+        with Diloco(model, optimizer, "host:29400", learner_id=0) as island:
+            for batch in data:
+                loss(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
+                island.tokens(batch.numel())
+                if island.finished:
+                    break
+
+    model: its parameters with requires_grad at this moment are in the run, in f32, bf16 or f16, on
+    one device. optimizer: one, or several that step in turn; a step boundary is right behind a step
+    of the last one. None: the loop calls `step` itself. address, learner_id and everything else
+    (run, dtype, fragments, alpha, key, tls, ...): as in `syncer.learner.Learner`.
+    tokens_per_step: raw tokens of each optimizer step; None: the loop says them with `tokens`.
+    buffers: "local", each island keeps its own; "average": those of the merged model are the
+    average of what the islands have. anchors: "host" or "device", where 4 bytes a parameter are.
+
+    Entering connects. A learner that joins a run that goes on begins with its values, waiting for
+    them. Leaving without an exception waits for the end of the run and has the final model, to the
+    bit in f32; an exception leaves the run at once. Raises as `Learner` does, and `ConfigError` for
+    a model that cannot be in a run, or has become another one since.
+
+    Large: half of it is what a training loop may call.
+    """
+
+    def __init__(self, model: torch.nn.Module,
+                 optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
+                 address: str, *, learner_id: int = 0, tokens_per_step: int | None = None,
+                 buffers: str = "local", anchors: str = "host", avg_regex: str | None = None,
+                 **learner: Any):
+        if not isinstance(model, torch.nn.Module):
+            raise ConfigError(f"the model must be a torch.nn.Module, found {type(model).__name__}")
+        if tokens_per_step is not None and not (
+                isinstance(tokens_per_step, SupportsIndex) and operator.index(tokens_per_step) > 0):
+            raise ConfigError("tokens_per_step must be a whole number of at least 1, or None, "
+                              f"found {tokens_per_step!r}")
+        _refuse_many_processes()
+        self._optimizers = _optimizers(optimizer)
+        self._weights = Weights(model, self._optimizers, buffers=buffers, anchors=anchors)
+        self._options = learner | {
+            "learner_id": learner_id, "avg_regex": _with_names(avg_regex, self._weights.statistics)}
+        self._address = address
+        self._per_step = tokens_per_step
+        self._reported = 0
+        """Tokens since the last boundary."""
+        self._owed = False
+        """Whether an optimizer step has been made whose tokens are not known yet."""
+        self._callbacks: list[Callable[[Status], object]] = []
+        self._next_report = -math.inf
+        self._learner: Learner | None = None
+        self._status: Status | None = None
+        self._hook: Any = None
+
+    # --- what a training loop calls --------------------------------------------------------------
+
+    def __enter__(self) -> Diloco:
+        if self._learner is not None:
+            raise LocalProtocolError("this island has joined already; make another one")
+        learner = self._learner = Learner(self._weights, self._address, **self._options)
+        try:
+            self._status = learner.status if learner.brings_values else learner.adopt()
+            if self._optimizers:
+                self._hook = self._optimizers[-1].register_step_post_hook(self._stepped)
+        except BaseException:
+            learner.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        with self._joined() as learner:
+            if kind is None:
+                self._status = learner.finish()
+
+    def tokens(self, count: SupportsIndex) -> None:
+        """Says how many raw tokens were used; call it after `optimizer.step()`, or for each part of
+        a batch whose gradients are accumulated."""
+        if self._per_step is not None:
+            raise LocalProtocolError(f"tokens_per_step={self._per_step} says it already: leave one "
+                                     "of them out")
+        self._reported += operator.index(count)
+        if self._owed:
+            self._owed = False
+            self._boundary()
+
+    def step(self, tokens: SupportsIndex) -> Status:
+        """The step boundary of a loop that gave no optimizer: after every step, on so many
+        tokens."""
+        if self._optimizers:
+            raise LocalProtocolError("the optimizer's steps are counted already: call tokens(), or "
+                                     "give None for the optimizer")
+        self._reported += operator.index(tokens)
+        self._boundary()
+        return self.status
+
+    @property
+    def finished(self) -> bool:
+        """Training is over: leave the loop."""
+        return self.status.finished
+
+    @property
+    def status(self) -> Status:
+        """What the last step boundary did, and where the learner stands."""
+        if self._status is None:
+            raise LocalProtocolError("this island has not joined yet: use it in a with statement")
+        return self._status
+
+    def on_merge(self, callback: Callable[[Status], object]) -> Callable[[Status], object]:
+        """Calls `callback(status)` after each boundary that has blended merged fragments in."""
+        self._callbacks.append(callback)
+        return callback
+
+    def report(self, **figures: SupportsFloat | None) -> None:
+        """`Learner.report`: loss, tokens_per_s, lr, goodput. Tensors are read about once a second,
+        whatever is said between is dropped."""
+        now = time.monotonic()
+        if now >= self._next_report:
+            self._next_report = now + FIGURES_S
+            self._joined().report(**{name: _figure(each) for name, each in figures.items()})
+
+    def save_layout(self, path: str) -> None:
+        """Writes names, shapes and fragments as JSON, for exports. Raises `ConfigError`."""
+        self._joined().save_layout(path)
+
+    # --- the step boundary -----------------------------------------------------------------------
+
+    def _stepped(self, optimizer: Any, *_: object) -> None:
+        """After each step of the (last) optimizer."""
+        found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler whose optimizer skips
+        if found_inf is not None and bool(found_inf):
+            return
+        if self._per_step is not None:
+            self._reported = operator.index(self._per_step)
+        elif self._owed:
+            raise LocalProtocolError(
+                "a second optimizer step, and nobody has said how many tokens the first one used: "
+                "call tokens(n) after each optimizer.step(), or give tokens_per_step")
+        elif not self._reported:
+            self._owed = True
+            return
+        self._boundary()
+
+    def _boundary(self) -> None:
+        tokens, self._reported = self._reported, 0
+        status = self._status = self._joined().step(tokens)
+        if status.applied:
+            for callback in self._callbacks:
+                callback(status)
+        if status.answered:
+            self._weights.warn_of_masters()
+
+    def _joined(self) -> Learner:
+        if self._learner is None:
+            raise LocalProtocolError("this island has not joined yet: use it in a with statement")
+        return self._learner
+
+
+def _figure(value: Any) -> float | None:
+    """A number, also of a tensor that is part of a graph."""
+    value = value.detach() if isinstance(value, torch.Tensor) else value
+    return None if value is None else float(value)
+
+
+def _optimizers(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    for optimizer in found:
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise ConfigError("the optimizer must be a torch.optim.Optimizer, several of them, or "
+                              f"None, found {type(optimizer).__name__}")
+    return found
+
+
+def _with_names(avg_regex: str | None, names: tuple[str, ...]) -> str | None:
+    """Matches these names as well."""
+    exact = [f"^(?:{'|'.join(map(re.escape, names))})$"] if names else []
+    parts = exact if avg_regex is None else [f"(?:{avg_regex})", *exact]
+    return "|".join(parts) or None
+
+
+def _refuse_many_processes() -> None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and (
+            distributed.get_world_size() > 1):
+        raise ConfigError(
+            f"this is process {distributed.get_rank()} of {distributed.get_world_size()} of a "
+            "torch.distributed group, and an island is one process here")
