@@ -62,6 +62,10 @@ class Changes:
         """It is none of this run."""
         self._bases[fragment] = None
 
+    def forget_all(self) -> None:
+        """Nothing will be a change of what is here."""
+        self._bases = [None] * len(self._bases)
+
     def put(self, change: BcastChange, seen: int | None, bytes_max: int) -> None:
         """It waits for `take`; one that is late is dropped.
 

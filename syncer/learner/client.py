@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable
 
 from syncer.errors import ConfigError, LocalProtocolError, SyncerError
-from syncer.learner import lines
+from syncer.learner import lines, situation
 from syncer.learner.client_group import ClientGroup, NoThreads, Receipt
 from syncer.learner.dialing import BACKOFF_MAX_S, Dialer, backoff_s, fresh_generation, jitter
 from syncer.learner.failures import ConnectionFailed, NotUnderstood, TurnedAway
@@ -172,7 +172,7 @@ class Client:
         """How things stand with the server, for a line about a wait."""
         with self.lock:
             group, said_so = self._group, self._notices.since(self.news.last)
-            awaited = said_so or f"waiting for {self.session.awaited()}"
+            awaited = said_so or f"waiting for {situation.awaited(self.session)}"
             if group is None or group.ended_by is not None:
                 return f"not connected to {self._shown} at the moment"
             silent_s = time.monotonic() - group.heard_at
@@ -408,7 +408,7 @@ class Client:
         news = self.news
         with self.lock:
             while group.ended_by is None and not self.session.ended:
-                if not group.greeted and (line := self.session.standing()) is not None:
+                if not group.greeted and (line := situation.standing(self.session)) is not None:
                     group.greeted = True
                     return line
                 if (text := self._notices.take(self.session.notices, time.monotonic())) is not None:
@@ -429,7 +429,7 @@ class Client:
                     silent = ("" if group.bytes_received else
                               ": it has said nothing on this connection")
                     return (f"no news of {self._shown} for {news.say(now):.0f} s{usual}{silent}; "
-                            f"training goes on, waiting for {self.session.awaited()}")
+                            f"training goes on, waiting for {situation.awaited(self.session)}")
         return None
 
     def _stay_away(self, reason: str, away_s: float) -> bool:

@@ -7,7 +7,7 @@ since trainers fork. Must not know rounds, versions or sockets.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +21,14 @@ Packed: TypeAlias = npt.NDArray[np.uint8]
 
 WINDOW = 256 * 256
 """Elements packed at a time: whole q4 blocks, and a scratch that stays in the cache."""
+
+
+def checked_floats(values: Floats, numel: int) -> Floats:
+    """A flat f32 copy; raises `ValueError` if there are more or fewer."""
+    flat: Floats = np.array(values, np.float32).reshape(-1)
+    if flat.size != numel:
+        raise ValueError(f"{flat.size} values of a fragment that has {numel}")
+    return flat
 
 
 class Fragment:
@@ -88,6 +96,14 @@ class Fragment:
         """
         with kernels.exact_floats():  # whatever the trainer's thread does with subnormal numbers
             self._pack_delta(self._anchored(), out)
+
+    def kept(self) -> dict[str, Floats]:
+        """A copy of what is here beside the local values."""
+        return {} if self.anchor is None else {"anchor": self.anchor.copy()}
+
+    def keep(self, values: Mapping[str, Floats]) -> None:
+        """Takes what `kept` of another process gave; raises `ValueError` for other sizes."""
+        self.anchor = checked_floats(values["anchor"], self.numel)
 
     def _pack_delta(self, anchor: Floats, out: Packed) -> None:
         if self._dtype == DTYPE_F32:

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from syncer.learner.arguments import checked_parameters
-from syncer.learner.fragment import Fragment, Packed
+from syncer.learner.fragment import Floats, Fragment, Packed
 
 
 class Underway(Protocol):
@@ -43,6 +43,12 @@ class LocalFragment(Protocol):
     def pack_delta(self, out: Packed) -> Underway | None:
         """What they differ from the anchor now; None: it is in `out` on return. Else training may
         go on at once, and `out` must stay as it is until the bytes are there."""
+
+    def kept(self) -> dict[str, Floats]:
+        """A copy of what is here beside the local values: the anchor, and what belongs to it."""
+
+    def keep(self, values: Mapping[str, Floats]) -> None:
+        """Takes what `kept` of another process gave; raises `ValueError` for other sizes."""
 
 
 @runtime_checkable

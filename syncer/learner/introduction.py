@@ -47,7 +47,7 @@ class Introduction:
         """Whether it is left out, since the server does not understand it."""
         self._base, self._run = base, run
         self._on_lost_run = on_lost_run
-        self._known: tuple[int, int] | None = None
+        self.known: tuple[int, int] | None = None
         """(epoch, instance) of the last server that was followed."""
 
     @property
@@ -66,7 +66,7 @@ class Introduction:
         """What the ERROR means that answers an introduction."""
         if not text.startswith(NOT_A_HELLO):
             return refusal(text)
-        if self._known is not None:
+        if self.known is not None:
             return RunMismatch(
                 "a server that speaks protocol 4 alone answers, where this learner was in a run "
                 f"whose server introduced itself ({text}): stop that server, or start this learner "
@@ -80,8 +80,8 @@ class Introduction:
         newest: the highest version that this learner holds. Raises `RunLost`, `RunMismatch`.
         """
         forget = False
-        if self._known is not None and newest > 0:
-            epoch, instance = self._known
+        if self.known is not None and newest > 0:
+            epoch, instance = self.known
             another = welcome.instance != instance
             if another and welcome.global_step == 0:
                 forget = may_forget and self._on_lost_run == RESEED
@@ -97,5 +97,5 @@ class Introduction:
                     f"an older server of this run answers: its epoch is {welcome.epoch}, and this "
                     f"learner has followed epoch {epoch}. Stop the one that should not run; after "
                     "a wanted return to an older checkpoint start the learners again")
-        self._known = welcome.epoch, welcome.instance
+        self.known = welcome.epoch, welcome.instance
         return forget

@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from syncer.learner.answers import Answers
 from syncer.learner.arguments import checked_key, checked_numbers
 from syncer.learner.client import Client
 from syncer.learner.client_group import Receipt
+from syncer.learner.continuation import resume, state_of
 from syncer.learner.dialing import Dialer
 from syncer.learner.early_end import EarlyEnd
 from syncer.learner.heartbeats import Heartbeats
@@ -84,7 +85,8 @@ class Learner:
     run: the name of the run, as the server's --run: 1 to 64 of A-Z a-z 0-9 . _ -; a server of
     another run refuses this learner. on_lost_run: what to do when the server begins anew at step 0
     and this learner holds merged values: None raises `RunLost`; "reseed" forgets them, and learner
-    0 brings its parameters as the initial values.
+    0 brings its parameters as the initial values. state: of `state_dict` of an earlier process, to
+    go on with its parameters: what they hold is not sent again, and nothing is lost.
 
     The constructor connects, waiting up to `connect_timeout_s`, and learner 0 sends its values. An
     object that is dropped without `close` leaves the run when it is collected; a second one for the
@@ -106,7 +108,8 @@ class Learner:
                  contract: bytes | None = None, max_reconnects: int | None = None,
                  connect_timeout_s: float = 900.0, bounded_lag: bool = True,
                  run: str | None = None, on_lost_run: str | None = None,
-                 local_address: str | None = None, tls: TlsPaths | None = None):
+                 local_address: str | None = None, tls: TlsPaths | None = None,
+                 state: Mapping[str, Any] | None = None):
         codes = {name: code for code, name in DTYPES.items()}
         if dtype not in codes:
             raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
@@ -121,7 +124,7 @@ class Learner:
         self._fragments = [
             holding.fragment([tensor.name for tensor in fragment.tensors], codes[dtype])
             for fragment in self._layout.fragments]
-        fingerprint = layout_fingerprint(self._layout)
+        fingerprint = self._fingerprint = layout_fingerprint(self._layout)
         introduction = Introduction(
             fingerprint if contract is None else contract, run=run, on_lost_run=on_lost_run,
             names=self._layout.names if learner_id == 0 else None)
@@ -130,6 +133,9 @@ class Learner:
             num_streams=num_streams, introduction=introduction, profile_hash=profile_hash,
             compat_group=compat_group, key=checked_key(key), min_steps_per_sync=min_steps_per_sync,
             bounded_lag=bounded_lag)
+        self.resumed = state is not None and resume(
+            state, self._session, self._fragments, fingerprint)
+        """Whether it has gone on from a state with an anchor of every fragment."""
         self._client = Client(self._session, Dialer(address, local_address, tls),
                               connect_timeout_s=connect_timeout_s, max_reconnects=max_reconnects)
         tensors = self._session.tensors
@@ -237,6 +243,11 @@ class Learner:
         for fragment in self._fragments:
             fragment.restore()
         return self._status(applied, ())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later process with these parameters, as they are now, gives as `state`: anchors
+        (f32 arrays, 4 bytes a parameter), versions and counters. Between two steps."""
+        return state_of(self._session, self._fragments, self._fingerprint)
 
     def close(self) -> None:
         """Leaves the run and ends all threads, within seconds. May be called again."""

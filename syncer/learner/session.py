@@ -34,13 +34,16 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
+from syncer.kernels import sha256
 from syncer.layout import Layout
 from syncer.learner.changes import Changes, Rebuilt
 from syncer.learner.connection import Connection, Inbound, Received
+from syncer.learner.continuation import FragmentMemory, Memory
 from syncer.learner.failures import ConnectionFailed, RunMismatch, TurnedAway, refusal
 from syncer.learner.final_cut import ArrivingCut, is_news
 from syncer.learner.introduction import Introduction
@@ -129,7 +132,8 @@ class Session:
             self._fit(introduction)
         self.broadcasts: deque[Bcast] = deque()
         self.pulls: list[Pull] = []
-        self._answered: Pull | None = None
+        self.answered: Pull | None = None
+        """The last one."""
         self._pulled_at: dict[int, int] = {}
         """Steps that were made when the newest pull of a fragment came."""
         self.final = ArrivingCut(count)
@@ -142,7 +146,7 @@ class Session:
         self.last_generation: int | None = None
         self.msg_ids = itertools.count()
         """Numbers of chunked messages; none repeats in the life of a session."""
-        self._unheard: set[int] = set()
+        self.unheard: set[int] = set()
         """Fragments of which the newest connection has brought no broadcast yet."""
         self._unconfirmed: set[int] = set()
         """Fragments whose anchor is of an older connection, and not known to hold on this one."""
@@ -172,8 +176,8 @@ class Session:
         self.last_generation = generation
         self.lost(self.connection)
         self.connection = connection
-        self._unheard = set(range(len(self.layout.fragments)))
-        self._unconfirmed = set(self._unheard)
+        self.unheard = set(range(len(self.layout.fragments)))
+        self._unconfirmed = set(self.unheard)
         self._changes.begin()
         return connection
 
@@ -259,8 +263,10 @@ class Session:
         if self._introduction.meet(message, newest, may_forget=self.phase is Phase.TRAINING):
             self._forget(set(kept))
         connection.welcome = self.welcome = message
+        if not connection.takes_changes:
+            self._changes.forget_all()
         for fragment in kept:
-            self._unheard.discard(fragment)
+            self.unheard.discard(fragment)
             self._confirm(fragment)
         return True
 
@@ -270,7 +276,7 @@ class Session:
             self.accepted[fragment] = self._sources[fragment] = self._applied[fragment] = None
             self._changes.forget(fragment)
         self.versions = (0,) * len(self.layout.fragments)
-        self._answered = None
+        self.answered = None
         self.broadcasts = deque(b for b in self.broadcasts if b.fragment in kept)
 
     def _accept_broadcast(self, connection: Connection, message: Bcast | BcastChange,
@@ -280,10 +286,10 @@ class Session:
         if isinstance(message, BcastChange):
             return self._accept_change(connection, message)
         fragment, seen = message.fragment, self.accepted[message.fragment]
-        is_replay = fragment in self._unheard and seen == (message.version, digest)
-        if fragment not in self._unheard and not is_news(message, digest, seen, "BCAST_FRAGMENT"):
+        is_replay = fragment in self.unheard and seen == (message.version, digest)
+        if fragment not in self.unheard and not is_news(message, digest, seen, "BCAST_FRAGMENT"):
             return False
-        self._unheard.discard(fragment)
+        self.unheard.discard(fragment)
         self._sources[fragment] = connection.instance
         if connection.takes_changes:
             self._changes.keep(message)
@@ -302,7 +308,7 @@ class Session:
         """It waits for what it changes, if only for a moment: see `rebuilt`."""
         if not connection.takes_changes:
             raise RemoteProtocolError("BCAST_CHANGE from a server whose WELCOME speaks of none")
-        seen = None if change.fragment in self._unheard else self.accepted[change.fragment]
+        seen = None if change.fragment in self.unheard else self.accepted[change.fragment]
         try:
             self._changes.put(change, seen and seen[0], connection.limits.open_bytes_max)
         except TurnedAway:
@@ -312,7 +318,7 @@ class Session:
 
     def rebuilt(self, connection: Connection, fragment: int) -> Rebuilt | None:
         """A change of this fragment whose base is here now, for `Connection.rebuild`."""
-        if fragment < 0 or fragment in self._unheard or self.connection not in (None, connection):
+        if fragment < 0 or fragment in self.unheard or self.connection not in (None, connection):
             return None
         return self._changes.take(fragment)
 
@@ -363,7 +369,7 @@ class Session:
         self.broadcasts.clear()
         for bcast in taken:
             self._applied[bcast.fragment] = _Applied(bcast.version, self.steps, self.tokens)
-            if bcast.fragment not in self._unheard:
+            if bcast.fragment not in self.unheard:
                 self._unconfirmed.discard(bcast.fragment)
         self.versions = tuple(applied.version if applied else 0 for applied in self._applied)
         return taken
@@ -404,46 +410,10 @@ class Session:
         if applied is None:
             raise LocalProtocolError(f"{pull} cannot be answered yet")
         self.pulls.remove(pull)
-        self._answered = pull
+        self.answered = pull
         return Push(
             self.learner, pull.fragment, pull.step, pull.attempt, applied.version, self.steps,
             self.steps - applied.steps, self.tokens - applied.tokens, memoryview(b""))
-
-    def standing(self) -> str | None:
-        """Where the run and this learner are, as soon as this connection has told of it."""
-        connection = self.connection
-        if connection is None or self.phase is not Phase.TRAINING:
-            return None
-        run = "the run"
-        if (welcome := connection.welcome) is not None:
-            run += f" {welcome.run}" * bool(welcome.run)
-            step = f"{welcome.global_step} of {welcome.total_steps}"
-        elif self._unheard:
-            return None
-        else:
-            step = str(max(seen[0] for seen in self.accepted if seen is not None))
-        own = f"{self.steps} steps and {self.tokens} tokens" if self.steps else "no step yet"
-        return (f"{run} is at step {step}; learner {self.learner} has made {own} in this process"
-                + "; broadcasts come as 4-bit changes" * connection.takes_changes)
-
-    def awaited(self) -> str:
-        """What has to happen before there is news for this learner, as far as it can know."""
-        if self.phase is not Phase.TRAINING:
-            return ("the rest of the final cut" if self.final.missing() else
-                    "its acknowledgement of the final cut to be taken")
-        if not any(self.accepted):
-            return ("the run to begin, for which its server may need other learners, or the "
-                    "initial values of learner 0")
-        if self.pulls:
-            step = self.pulls[0].step
-            return f"this learner, which has not answered the pull of step {step} yet"
-        pull = self._answered
-        if pull is None:
-            return "a pull"
-        seen = self.accepted[pull.fragment]
-        if seen is None or seen[0] < pull.step:
-            return f"the merge of step {pull.step}, for which it has sent its delta"
-        return f"a pull, or a merge after step {pull.step}"
 
     def unapplied(self) -> list[int]:
         """Fragments without an anchor of this run."""
@@ -474,7 +444,33 @@ class Session:
         if self.welcome is None:
             return not any(self.accepted)
         return (self.welcome.epoch == 1 and self.welcome.state is RunState.WAITING
-                and len(self._unheard) == len(self.layout.fragments))
+                and len(self.unheard) == len(self.layout.fragments))
+
+    # --- from one process to the next ------------------------------------------------------------
+
+    def remember(self) -> Memory:
+        """What the next process of this learner can go on from, beside its anchors."""
+        known = None if self._introduction is None else self._introduction.known
+        return Memory(
+            self.steps, self.tokens, known,
+            tuple(None if applied is None else FragmentMemory(
+                      applied.version, source if seen and seen[0] == applied.version else None,
+                      applied.steps, applied.tokens)
+                  for applied, seen, source in zip(
+                      self._applied, self.accepted, self._sources, strict=True)))
+
+    def resume(self, memory: Memory, anchors: Sequence[memoryview | None]) -> None:
+        """Goes on from there; before the first connection. anchors: in the bulk dtype."""
+        self.steps, self.tokens = memory.steps, memory.tokens
+        if self._introduction is not None:
+            self._introduction.known = memory.known
+        for fragment, (known, anchor) in enumerate(zip(memory.fragments, anchors, strict=True)):
+            if known is not None and anchor is not None:
+                self.accepted[fragment] = known.version, sha256(anchor)
+                self._sources[fragment] = known.source
+                self._applied[fragment] = _Applied(known.version, known.steps, known.tokens)
+                self._changes.keep(Bcast(fragment, known.version, anchor))
+        self.versions = tuple(applied.version if applied else 0 for applied in self._applied)
 
     # --- the final cut ---------------------------------------------------------------------------
 

@@ -41,6 +41,10 @@ class Device:
         """Bytes of host memory that the device copies from and to."""
         return torch.empty(size, dtype=torch.uint8)
 
+    def host_floats(self, numel: int) -> torch.Tensor:
+        """f32 in such memory."""
+        return self.host(4 * numel).view(torch.float32)
+
     def empty(self, numel: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Flat, on the device, contents undefined."""
         return torch.empty(numel, dtype=dtype, device=self.device)

@@ -5,7 +5,7 @@ Same arithmetic and bits as `syncer.learner.fragment`. Must not know rounds, ver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from syncer.kernels import decode_bf16
-from syncer.learner.fragment import Floats, Fragment, Packed
+from syncer.learner.fragment import Floats, Fragment, Packed, checked_floats
 from syncer.learner.holding import Underway
 from syncer.protocol import DTYPE_F32, bulk_dtype
 from syncer.torch.device import Device
@@ -147,6 +147,25 @@ class DeviceFragment:
             self._using = self._device.record()
         return self._using
 
+    def kept(self) -> dict[str, Floats]:
+        """A copy of the anchor, and of the master if there is one."""
+        self._settle()
+        found = {"anchor": self._anchor, "master": self._master}
+        return {name: values.detach().cpu().clone().numpy()
+                for name, values in found.items() if values is not None}
+
+    def keep(self, values: Mapping[str, Floats]) -> None:
+        """As `Fragment.keep`."""
+        with self._device.beside():
+            for name, floats in values.items():
+                there = torch.from_numpy(checked_floats(floats, self.numel))
+                if name == "anchor":
+                    self._anchor = self._kept(self._anchor, there)
+                elif name == "master":
+                    self._master = self._kept(self._master, there)
+            self._using = self._device.record()
+        self._device.join(self._using)
+
     # --- inside `Device.beside` ------------------------------------------------------------------
 
     def _local(self) -> torch.Tensor:
@@ -155,7 +174,6 @@ class DeviceFragment:
         for piece, part in self._parts(flat):
             piece.read(part)
         if self._master is not None:
-            self._settle()
             for piece, part, own in self._parts(flat, self._device.fetch(self._master)):
                 if piece.lacks_master:
                     part.add_(own - piece.rounded(own))
@@ -176,7 +194,7 @@ class DeviceFragment:
             return self._anchor
         self._settle()
         if self._anchor is None:
-            self._anchor = self._host_floats()
+            self._anchor = self._device.host_floats(self.numel)
         values: Floats = self._anchor.numpy()
         if bulk == DTYPE_F32:
             np.copyto(values, np.frombuffer(tensor, "<f4"))
@@ -192,15 +210,13 @@ class DeviceFragment:
     def _kept(self, before: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
         """A copy of the values where this fragment keeps its own."""
         if before is None:
-            before = self._device.empty(self.numel) if self._on_device else self._host_floats()
-        self._settle()
+            before = (self._device.empty(self.numel) if self._on_device
+                      else self._device.host_floats(self.numel))
         return before.copy_(values, non_blocking=True)
 
-    def _host_floats(self) -> torch.Tensor:
-        return self._device.host(4 * self.numel).view(torch.float32)
-
     def _settle(self) -> None:
-        """Waits for the last use of what is in host memory; on a device all is in order anyway."""
+        """Before the host itself reads or writes what the device may be using; what the device does
+        is in order anyway."""
         if self._using is not None and not self._on_device:
             self._using.wait()
             self._using = None

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, SupportsFloat, SupportsIndex
 
 import torch
@@ -82,7 +82,8 @@ class Diloco:
             raise LocalProtocolError("this island has joined already; make another one")
         learner = self._learner = Learner(self._weights, self._address, **self._options)
         try:
-            self._status = learner.status if learner.brings_values else learner.adopt()
+            stays = learner.resumed or learner.brings_values
+            self._status = learner.status if stays else learner.adopt()
             if self._optimizers:
                 self._hook = self._optimizers[-1].register_step_post_hook(self._stepped)
         except BaseException:
@@ -143,6 +144,22 @@ class Diloco:
             self._next_report = now + FIGURES_S
             self._joined().report(**{name: _figure(each) for name, each in figures.items()})
 
+    def state_dict(self, data: Any = None) -> dict[str, Any]:
+        """What belongs into a checkpoint of the island beside model and optimizer: anchors (4 bytes
+        a parameter), versions and counters, as tensors of the host. data: where your data are, for
+        `load_state_dict` to return. Between two steps."""
+        state = self._joined().state_dict() | {"data": data}
+        return _with_kept(state, torch.from_numpy)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Any:
+        """Goes on from a `state_dict`, with the model and optimizer saved beside it: before the
+        `with` statement. Returns the `data` that it was given."""
+        if self._learner is not None:
+            raise LocalProtocolError("this island has joined already: load its state before the "
+                                     "with statement")
+        self._options["state"] = _with_kept(state, torch.Tensor.numpy)
+        return state.get("data")
+
     def save_layout(self, path: str) -> None:
         """Writes names, shapes and fragments as JSON, for exports. Raises `ConfigError`."""
         self._joined().save_layout(path)
@@ -178,6 +195,13 @@ class Diloco:
         if self._learner is None:
             raise LocalProtocolError("this island has not joined yet: use it in a with statement")
         return self._learner
+
+
+def _with_kept(state: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """The state with its arrays as tensors, or the other way round."""
+    return dict(state) | {"fragments": [
+        record and record | {"kept": {name: convert(each) for name, each in record["kept"].items()}}
+        for record in state["fragments"]]}
 
 
 def _figure(value: Any) -> float | None:

@@ -40,7 +40,7 @@ class Piece:
     @property
     def lacks_master(self) -> bool:
         """Whether its own values are too coarse for a blend, and the optimizer keeps no others."""
-        return self.is_low and self._master() is None
+        return self.is_low and not self.statistic and self._master() is None
 
     def changed(self) -> str | None:
         """What it has become since the start that it must not become, for a sentence."""

@@ -15,6 +15,7 @@ from syncer.errors import SyncerError
 from syncer.layout import AVG, RDA, FragmentLayout, Layout
 from syncer.learner.introduction import Introduction
 from syncer.learner.session import Session
+from syncer.learner.situation import awaited, standing
 from syncer.protocol import DTYPE_F32, DTYPE_Q4, Q4_BLOCK_BYTES, RunState, tensor_bytes
 from syncer.reader.cut_session import ReaderSession, ReceivedCut
 from syncer.steps import version_at
@@ -51,7 +52,7 @@ def to_learner(introduced: bool, pieces: Iterable[bytes]) -> list[Any]:
     found += [(bcast.fragment, bcast.version, bytes(bcast.tensor))
               for bcast in session.take_broadcasts()]
     session.advance(1)
-    found += [session.due_pulls(), session.standing(), session.awaited(), session.unapplied()]
+    found += [session.due_pulls(), standing(session), awaited(session), session.unapplied()]
     return found
 
 

@@ -124,7 +124,7 @@ def test_what_is_held_is_what_was_accepted_last_and_of_whom(script):
         kept = {f for f in held if keeps >> f & 1}
         connection.feed(0, welcome(process, kept))
         heard = set(kept)
-        assert set(range(COUNT)) - session._unheard == kept
+        assert set(range(COUNT)) - session.unheard == kept
         for fragment, version, content, drain in arriving:
             body = memoryview(tensor(fragment, 10 * version + content, DTYPE_F32))
             seen = held.get(fragment)

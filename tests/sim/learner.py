@@ -41,7 +41,7 @@ class EagerSession(Session):
 
     def connect(self, generation: int) -> Connection:
         connection = super().connect(generation)
-        self._unheard.clear()
+        self.unheard.clear()
         self._unconfirmed.clear()
         return connection
 

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from syncer.core.run import tape_keys
+from syncer.learner import situation
 from syncer.learner.session import Phase
 
 LONG_NUMBER = re.compile(rb"\d{11,}")
@@ -56,7 +57,7 @@ def check_tape(fleet: Any) -> None:
 
 def check_words(session: Any) -> None:
     """What a learner would tell its user, where it stands and what it waits for, is so."""
-    awaited, standing = session.awaited(), session.standing()
+    awaited, standing = situation.awaited(session), situation.standing(session)
     training = session.phase is Phase.TRAINING
     assert awaited
     assert standing is None or (training and session.connection is not None)

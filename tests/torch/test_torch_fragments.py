@@ -162,9 +162,11 @@ def test_the_masters_of_an_optimizer_are_the_weights(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_statistic_is_merged_and_not_blended(device):
-    pieces = pieces_of([np.full(3, 8, np.float32)], device, statistic=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_statistic_is_merged_and_not_blended(dtype, device):
+    pieces = pieces_of([np.full(3, 8, np.float32)], device, dtype, statistic=True)
     fragment = made("device", pieces, DTYPE_F32, device, False)
+    fragment.rebase(encoded(np.full(3, 2 + 2**-12, np.float32), DTYPE_F32), 0.5)
     fragment.rebase(encoded(np.full(3, 2, np.float32), DTYPE_F32), 0.5)
     assert pieces[0].tensor.tolist() == [8] * 3
     assert np.frombuffer(delta_of(fragment, DTYPE_F32), np.float32).tolist() == [6] * 3

@@ -13,6 +13,7 @@ from syncer.learner.introduction import Introduction, client_text
 from syncer.learner.notices import NOTICE_AGAIN_S, Notices
 from syncer.learner.reports import FIGURES_S, TrainingFigures
 from syncer.learner.session import Phase, Session
+from syncer.learner.situation import standing
 from syncer.protocol import DTYPE_F32
 from syncer.wire import encode, extension
 from syncer.wire.contracts import run_contract
@@ -146,9 +147,9 @@ def test_what_follows_it_in_the_same_bytes_is_used():
 def test_the_line_about_the_run_comes_from_it():
     each = session()
     connection = each.connect(1)
-    assert each.standing() is None
+    assert standing(each) is None
     connection.feed(0, welcome(step=17, run="blue"))
-    assert each.standing() == (
+    assert standing(each) == (
         "the run blue is at step 17 of 40; learner 1 has made no step yet in this process")
 
 
@@ -260,7 +261,7 @@ def test_a_server_of_protocol_4_is_met_without_an_introduction_from_then_on():
         assert connection.openings == plain.connect(generation).openings
         assert connection.ready
         connection.feed(0, bcast(0, 0, 1.0))
-    assert each.standing() is None
+    assert standing(each) is None
 
 
 @pytest.mark.parametrize("text", [

@@ -1,0 +1,91 @@
+"""What a learner's next process goes on from: it joins with what it holds, and loses nothing.
+
+A mapping of numbers, texts and f32 arrays, for whatever keeps checkpoints of the island. Must not
+read or write files, or know connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from syncer.errors import ConfigError
+from syncer.kernels import encode_bf16
+from syncer.protocol import DTYPE_F32, DTYPES, bulk_dtype
+
+if TYPE_CHECKING:
+    from syncer.learner.holding import LocalFragment
+    from syncer.learner.session import Session
+
+STATE_FORMAT = "syncer-learner-v1"
+
+
+class FragmentMemory(NamedTuple):
+    """The anchor of a fragment, and where the counters stood when it became that."""
+
+    version: int
+    source: int | None
+    """The server process that it came from; None: not known."""
+    steps: int
+    tokens: int
+
+
+class Memory(NamedTuple):
+    """Of a session."""
+
+    steps: int
+    tokens: int
+    known: tuple[int, int] | None
+    """(epoch, instance) of the last server that was followed."""
+    fragments: tuple[FragmentMemory | None, ...]
+
+
+def state_of(session: Session, fragments: Sequence[LocalFragment],
+             fingerprint: bytes) -> dict[str, Any]:
+    """A copy of everything; the local values are the caller's own."""
+    memory = session.remember()
+    return {
+        "format": STATE_FORMAT, "fingerprint": fingerprint.hex(), "dtype": DTYPES[session.dtype],
+        "learner": session.learner, "steps": memory.steps, "tokens": memory.tokens,
+        "known": memory.known,
+        "fragments": [None if known is None else known._asdict() | {"kept": fragment.kept()}
+                      for known, fragment in zip(memory.fragments, fragments, strict=True)]}
+
+
+def resume(state: Mapping[str, Any], session: Session, fragments: Sequence[LocalFragment],
+           fingerprint: bytes) -> bool:
+    """Goes on from a state, before the first connection; whether it had an anchor of every
+    fragment. Raises `ConfigError` for one of another learner or model."""
+    expected = {"format": STATE_FORMAT, "fingerprint": fingerprint.hex(),
+                "dtype": DTYPES[session.dtype], "learner": session.learner}
+    for name, value in expected.items():
+        if state.get(name) != value:
+            raise ConfigError(f"the state has {name} {state.get(name)!r}, and this learner "
+                              f"{value!r}: it is one of another learner")
+    try:
+        records = [record and (FragmentMemory(*(record[name] for name in FragmentMemory._fields)),
+                               record["kept"]) for record in state["fragments"]]
+        known = state["known"] and (int(state["known"][0]), int(state["known"][1]))
+        memory = Memory(int(state["steps"]), int(state["tokens"]), known,
+                        tuple(record and record[0] for record in records))
+        anchors = []
+        for record, fragment in zip(records, fragments, strict=True):
+            anchors.append(record and _bulk(record[1]["anchor"], session.dtype))
+            if record:
+                fragment.keep(record[1])
+        session.resume(memory, anchors)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(f"the state is not whole: {type(error).__name__} {error}") from None
+    return all(records)
+
+
+def _bulk(anchor: np.ndarray, dtype: int) -> memoryview:
+    """As it was broadcast: what was decoded is encoded again to the same bytes."""
+    values = np.ascontiguousarray(anchor, np.float32)
+    if bulk_dtype(dtype) == DTYPE_F32:
+        return values.astype("<f4").view(np.uint8).data
+    out = np.empty(2 * values.size, np.uint8)
+    encode_bf16(values, out)
+    return out.data
