@@ -1,6 +1,6 @@
 """Where the parameters are, and how bytes come there and back while training goes on.
 
-One class for everything that does its work in order, as a CPU does, and one for CUDA, with a stream
+One class for everything that does its work in order, one for a CPU, and one for CUDA, with a stream
 beside that of training and pinned memory. Must not know what is copied.
 """
 
@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from syncer.kernels import axpby_blend, encode_bf16, encode_q4
+from syncer.learner.fragment import Packed
 from syncer.learner.holding import Underway
+from syncer.protocol import DTYPE_BF16, DTYPE_F32
+from syncer.torch import packing
 
 STAGES = 2
 """Buffers between the network's memory and a device: one is filled while the other is read."""
@@ -31,7 +34,7 @@ class InOrder:
 
 
 class Device:
-    """A device that does what it is told in the order of the training loop, like a CPU."""
+    """A device that does what it is told in the order of the training loop."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -75,9 +78,14 @@ class Device:
         self._stages.append((stage, self.record()))
         return there
 
-    def download(self, values: torch.Tensor, out: npt.NDArray[Any]) -> None:
-        """Begins to copy flat values to memory of `host`; `record` tells when they are there."""
-        torch.from_numpy(out).copy_(values, non_blocking=True)
+    def pack(self, values: torch.Tensor, dtype: int, out: Packed) -> None:
+        """Flat values in a dtype of the protocol, into memory of `host`; `record` tells when they
+        are there."""
+        torch.from_numpy(out).copy_(packing.pack(values, dtype), non_blocking=True)
+
+    def blend(self, local: torch.Tensor, anchor: torch.Tensor, alpha: float) -> torch.Tensor:
+        """`local` moves towards the anchor, as `Fragment.rebase` says."""
+        return packing.blend(local, anchor, alpha)
 
     def _stage(self, size: int) -> torch.Tensor:
         if len(self._stages) < STAGES:
@@ -85,6 +93,20 @@ class Device:
         stage, underway = self._stages.pop(0)
         underway.wait()
         return stage if stage.numel() >= size else self.host(size)
+
+
+class HostDevice(Device):
+    """The CPU: its kernels need less time than operations of torch, for the same bits."""
+
+    def pack(self, values: torch.Tensor, dtype: int, out: Packed) -> None:
+        if dtype == DTYPE_F32:
+            np.copyto(out.view("<f4"), values.numpy())
+        else:
+            (encode_bf16 if dtype == DTYPE_BF16 else encode_q4)(values.numpy(), out)
+
+    def blend(self, local: torch.Tensor, anchor: torch.Tensor, alpha: float) -> torch.Tensor:
+        axpby_blend(local.numpy(), anchor.numpy(), alpha)
+        return local
 
 
 class CudaEvent:
@@ -129,4 +151,5 @@ class CudaDevice(Device):
 
 def device_of(device: torch.device) -> Device:
     """The one that a tensor is on."""
-    return CudaDevice(device) if device.type == "cuda" else Device(device)
+    kinds = {"cuda": CudaDevice, "cpu": HostDevice}
+    return kinds.get(device.type, Device)(device)

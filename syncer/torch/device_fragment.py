@@ -17,7 +17,7 @@ from syncer.learner.fragment import Floats, Fragment, Packed, checked_floats
 from syncer.learner.holding import Underway
 from syncer.protocol import DTYPE_F32, bulk_dtype
 from syncer.torch.device import Device
-from syncer.torch.packing import blend, pack, widen
+from syncer.torch.packing import widen
 from syncer.torch.tensor_piece import Piece
 
 
@@ -106,7 +106,7 @@ class DeviceFragment:
         self._check()
         with self._device.beside():
             anchor = self._take_anchor(tensor)
-            values = anchor if alpha == 0 else blend(self._local(), anchor, alpha)
+            values = anchor if alpha == 0 else self._device.blend(self._local(), anchor, alpha)
             self._write(values, statistics=False)
             self._using = self._device.record()
         self._device.join(self._using)
@@ -131,7 +131,7 @@ class DeviceFragment:
         """Writes the local values in the bulk dtype; they are there on return."""
         self._check()
         with self._device.beside():
-            self._device.download(pack(self._local(), bulk_dtype(self._dtype)), out)
+            self._device.pack(self._local(), bulk_dtype(self._dtype), out)
             packed = self._device.record()
         packed.wait()
 
@@ -143,7 +143,7 @@ class DeviceFragment:
             local = self._local()
             self._device.join(self._device.record())
             delta = local.sub_(self._anchored())
-            self._device.download(pack(delta, self._dtype), out)
+            self._device.pack(delta, self._dtype, out)
             self._using = self._device.record()
         return self._using
 

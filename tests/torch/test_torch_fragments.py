@@ -42,7 +42,8 @@ def pieces_of(arrays, device="cpu", dtype=torch.float32, *, arrange=lambda value
 def made(kind: str, pieces, dtype: int, device: str, on_device: bool):
     if kind == "host":
         return HostFragment(pieces, dtype, no_check)
-    return DeviceFragment(pieces, dtype, device_of(torch.device(device)),
+    there = torch.device(device)
+    return DeviceFragment(pieces, dtype, Device(there) if kind == "plain" else device_of(there),
                           keep_on_device=on_device, check=no_check)
 
 
@@ -73,11 +74,12 @@ def delta_of(fragment, dtype: int) -> bytes:
 
 KINDS = [("host", False, lambda values: values), ("device", False, lambda values: values),
          ("device", True, lambda values: values), ("device", False, strided),
-         ("device", True, transposed)]
+         ("device", True, transposed), ("plain", False, strided), ("plain", True, transposed)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", KINDS, ids=["host", "device", "anchors", "strided", "transposed"])
+@pytest.mark.parametrize("kind", KINDS, ids=[
+    "host", "device", "anchors", "strided", "transposed", "torch alone", "torch alone, anchors"])
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: DTYPES[dtype])
 def test_the_bits_are_those_of_arrays(kind, dtype, device):
     name, on_device, arrange = kind
