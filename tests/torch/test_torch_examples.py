@@ -60,16 +60,6 @@ def test_two_islands_of_a_gpt_have_one_model_that_has_learnt(tmp_path):
     assert merged[0] < first[0] - 1
 
 
-def test_without_torch_the_import_is_one_sentence():
-    code = ("import sys; sys.modules['torch'] = None\n"
-            "try:\n    import syncer.torch\n"
-            "except ModuleNotFoundError as error:\n    print(error)")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True,
-                          text=True, timeout=60)
-    assert done.stdout == ("syncer.torch needs PyTorch, which is not installed for this Python; "
-                           "install it with: pip install 'diloco-syncer[torch]'\n")
-
-
 @pytest.mark.parametrize("program", ["examples/torch_line.py", "examples/torch_gpt.py"])
 def test_an_example_without_arguments_says_how_it_is_called(program):
     done = subprocess.run(

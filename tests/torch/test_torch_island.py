@@ -245,6 +245,34 @@ def test_coarse_weights_are_trained_with_a_master_and_told_of_once(server):
         pushed(place, step=2)
 
 
+class MasterSGD(torch.optim.SGD):
+    """Keeps f32 values of its coarse parameters, as optimizers for mixed precision do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                master = self.state[parameter].setdefault("master_param", parameter.float())
+                master.sub_(group["lr"] * parameter.grad.float())
+                parameter.copy_(master)
+
+
+def test_the_masters_of_an_optimizer_are_blended_and_trained_on(server):
+    """Without the warning: the run keeps none of its own."""
+    model = line_model().bfloat16()
+    optimizer = MasterSGD(model.parameters(), lr=0.0)
+    with Place(server, model, optimizer, alpha=0.0) as place:
+        place.train = lambda: (model(torch.ones(2, 4).bfloat16()).sum().backward(),
+                               optimizer.step(), place.island.tokens(1))
+        place.train()
+        fine = 1 + 2**-12
+        place.broadcast(0, fill=fine)
+        assert all(state["master_param"].unique().tolist() == [fine]
+                   for state in optimizer.state.values())
+        assert set(values(model)) == {1.0}
+        assert not any(pushed(place).delta), "what training starts from is the anchor"
+
+
 def test_callbacks_hear_of_merges(server):
     heard = []
     with Place(server) as place:
