@@ -1,6 +1,6 @@
 """TLS 1.3 between a socket and whoever reads and writes it, for both ends; must not dial or listen.
 
-Both sides show a certificate. Bytes are encrypted in memory (`ssl.MemoryBIO`), 128 KiB at a time:
+Both sides show a certificate. Bytes are encrypted in memory (`ssl.MemoryBIO`), 256 KiB at a time:
 whoever waits for the socket waits for the kernel's and for nothing else, the loop of a server,
 which must never block, as well as the two threads of a learner's socket, which share one TLS state
 and must not wait for each other. An end without `close_notify` is an end: frames have a length, and
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from syncer.errors import ConfigError
 
-AT_ONCE = 128 * 1024
+AT_ONCE = 256 * 1024
 """Bytes that are encrypted, or taken from the kernel, in one go."""
 RECORD = 16 * 1024
 """Most of one TLS record: smaller buffers are joined up to it, so that a frame is not two."""

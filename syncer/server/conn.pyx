@@ -115,8 +115,8 @@ cdef class Channel(Handler):
                 self.reader.received(count)
                 self.owner.on_bytes(self, count)
                 frames += self._take()
-            if count < wanted or frames >= READ_TURN_FRAMES:
-                break
+            if frames >= READ_TURN_FRAMES or (count < wanted and self.tls is None):
+                break  # TLS has given what it took at once: the kernel may well have more
         self._read_on()
 
     cdef object _read_on(self):
