@@ -7,13 +7,38 @@ so it waits. Must not decide what is news: the session does.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
-from syncer.kernels import apply_change
+from syncer.kernels import apply_change, sha256
 from syncer.learner.failures import TurnedAway
 from syncer.wire.messages import Bcast, BcastChange
+from syncer.wire.payload import space
+
+
+class LateDigest:
+    """SHA-256 of bytes that are kept anyway, made when it is asked for: what a change makes is
+    hashed only where the same version comes again. It is equal to the digest that it is."""
+
+    __slots__ = ("_found", "_tensor")
+
+    def __init__(self, tensor: memoryview):
+        self._tensor: memoryview | None = tensor
+        self._found = b""
+
+    def __bytes__(self) -> bytes:
+        if self._tensor is not None:
+            self._found, self._tensor = sha256(self._tensor), None
+        return self._found
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, bytes | LateDigest)
+                                 and bytes(self) == bytes(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+Digest: TypeAlias = bytes | LateDigest
+"""SHA-256 of a tensor."""
 
 
 class Base(NamedTuple):
@@ -31,9 +56,9 @@ class Rebuilt(NamedTuple):
 
     def broadcast(self, dtype: int) -> Bcast:
         """What a BCAST_FRAGMENT would have brought. dtype: bulk dtype. Pure, and long."""
-        tensor = np.empty(self.tensor.nbytes, np.uint8)
+        tensor = space(self.tensor.nbytes)
         apply_change(dtype, self.tensor, self.change.delta, tensor)
-        return Bcast(self.change.fragment, self.change.version, tensor.data)
+        return Bcast(self.change.fragment, self.change.version, tensor.toreadonly())
 
 
 class Changes:

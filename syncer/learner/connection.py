@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from syncer.errors import RemoteProtocolError
 from syncer.kernels import sha256
-from syncer.learner.changes import Rebuilt
+from syncer.learner.changes import Digest, LateDigest, Rebuilt
 from syncer.learner.tensor_messages import TensorMessage
 from syncer.protocol import DTYPE_Q4, Msg, bulk_dtype
 from syncer.wire.encode import chunk_message, encode_data_hello, encode_hello
@@ -50,13 +50,12 @@ Received: TypeAlias = (Pull | Bcast | BcastChange | FinalFragment | Manifest | W
 class Inbound(NamedTuple):
     """One parsed frame of the server.
 
-    `digest` is the SHA-256 of the tensor
-    of a broadcast or final fragment, empty for others.
+    `digest` is the SHA-256 of the tensor of a broadcast or final fragment, empty for others.
     """
 
     msg_type: int
     message: Received
-    digest: bytes = b""
+    digest: Digest = b""
 
     @property
     def fragment(self) -> int:
@@ -159,7 +158,7 @@ class Connection:
     def rebuild(self, rebuilt: Rebuilt) -> Inbound:
         """The broadcast that a change stands for, as `parse` would give it. Pure, as that."""
         message = rebuilt.broadcast(bulk_dtype(self._session.dtype))
-        return Inbound(Msg.BCAST_FRAGMENT, message, sha256(message.tensor))
+        return Inbound(Msg.BCAST_FRAGMENT, message, LateDigest(message.tensor))
 
     def feed(self, stream: int, data: bytes | bytearray | memoryview) -> list[Inbound]:
         """Takes bytes of a stream in one go: the frames that changed the session's state.

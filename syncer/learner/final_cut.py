@@ -6,11 +6,12 @@ Wire 11.4 and 14.2. Must not apply it or answer for it.
 from __future__ import annotations
 
 from syncer.errors import RemoteProtocolError
+from syncer.learner.changes import Digest
 from syncer.wire.messages import Bcast, FinalFragment, Manifest
 
 
-def is_news(message: Bcast | FinalFragment, digest: bytes,
-            seen: tuple[int, bytes] | None, name: str) -> bool:
+def is_news(message: Bcast | FinalFragment, digest: Digest,
+            seen: tuple[int, Digest] | None, name: str) -> bool:
     """Whether a version of a fragment is newer than the one seen before.
 
     digest: SHA-256 of its tensor. An equal version with equal bytes is a replay. Raises
@@ -21,7 +22,7 @@ def is_news(message: Bcast | FinalFragment, digest: bytes,
     if message.version == seen[0] and digest != seen[1]:
         raise RemoteProtocolError(
             f"{name} fragment {message.fragment} version {message.version} came with other bytes "
-            f"than before: SHA-256 first {seen[1].hex()}, now {digest.hex()}")
+            f"than before: SHA-256 first {bytes(seen[1]).hex()}, now {bytes(digest).hex()}")
     return False
 
 
@@ -30,10 +31,10 @@ class ArrivingCut:
 
     def __init__(self, fragments: int):
         self.manifest: Manifest | None = None
-        self._seen: list[tuple[int, bytes] | None] = [None] * fragments
+        self._seen: list[tuple[int, Digest] | None] = [None] * fragments
         self._tensors: dict[int, memoryview] = {}
 
-    def take(self, message: FinalFragment, digest: bytes) -> bool:
+    def take(self, message: FinalFragment, digest: Digest) -> bool:
         """True if it is news. Raises as `is_news`."""
         if not is_news(message, digest, self._seen[message.fragment], "FINAL_FRAGMENT"):
             return False

@@ -41,7 +41,7 @@ from typing import NamedTuple
 from syncer.errors import LocalProtocolError, RemoteProtocolError, SyncerError
 from syncer.kernels import sha256
 from syncer.layout import Layout
-from syncer.learner.changes import Changes, Rebuilt
+from syncer.learner.changes import Changes, Digest, Rebuilt
 from syncer.learner.connection import Connection, Inbound, Received
 from syncer.learner.continuation import FragmentMemory, Memory
 from syncer.learner.failures import ConnectionFailed, RunMismatch, TurnedAway, refusal
@@ -125,7 +125,7 @@ class Session:
         self.phase = Phase.TRAINING
         self.steps = 0
         self.tokens = 0
-        self.accepted: list[tuple[int, bytes] | None] = [None] * count
+        self.accepted: list[tuple[int, Digest] | None] = [None] * count
         self._sources: list[int | None] = [None] * count
         """The server process that sent what was accepted last; None: not known."""
         if introduction is not None:
@@ -220,7 +220,7 @@ class Session:
             self.fail(error)
             raise
 
-    def _accept(self, connection: Connection, message: Received, digest: bytes) -> bool:
+    def _accept(self, connection: Connection, message: Received, digest: Digest) -> bool:
         if isinstance(message, str):
             raise self._refusal(connection, message)
         if not connection.ready or isinstance(message, Welcome | NoticeText):
@@ -280,7 +280,7 @@ class Session:
         self.broadcasts = deque(b for b in self.broadcasts if b.fragment in kept)
 
     def _accept_broadcast(self, connection: Connection, message: Bcast | BcastChange,
-                          digest: bytes) -> bool:
+                          digest: Digest) -> bool:
         if self.connection not in (None, connection):
             return False  # late: the new connection tells what holds now
         if isinstance(message, BcastChange):

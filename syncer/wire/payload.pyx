@@ -39,6 +39,11 @@ cdef class Payload:
             self.sealed = sealed
 
 
+def space(uint64_t size):
+    """Memory for a message that is made here in place of one that comes. Raises `NoMemory`."""
+    return memoryview(allocate(size, 0, True))
+
+
 cdef Payload allocate(uint64_t size, Py_ssize_t lead, bint recycle):
     cdef Payload payload = Payload.__new__(Payload)
     cdef size_t bytes = <size_t>size + lead

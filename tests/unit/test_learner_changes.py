@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from syncer.errors import RemoteProtocolError
+from syncer.kernels import sha256
 from syncer.learner import changes as changes_module
 from syncer.learner.failures import TurnedAway
 from syncer.learner.introduction import Introduction
@@ -113,6 +114,21 @@ def test_a_version_that_comes_both_ways_is_one(fleet):
     other = encode_bcast(Bcast(0, 2, memoryview(fleet.bytes_of(3))))
     with pytest.raises(RemoteProtocolError, match="version 2 came with other bytes"):
         fleet.feed(other)
+
+
+def test_what_a_change_has_made_is_hashed_when_it_comes_again(fleet, monkeypatch):
+    hashed = []
+    monkeypatch.setattr(changes_module, "sha256", lambda data: hashed.append(data) or sha256(data))
+    assert fleet.feed(fleet.whole(1), fleet.change(2), fleet.change(3)) == [1, 2, 3]
+    assert not hashed
+    assert fleet.feed(fleet.whole(3)) == []
+    assert fleet.feed(fleet.whole(3)) == []
+    [tensor] = hashed
+    assert bytes(tensor) == fleet.bytes_of(3)
+    other = bytes([1]) + fleet.bytes_of(3)[1:]
+    assert other != fleet.bytes_of(3)
+    with pytest.raises(RemoteProtocolError, match=f"first {sha256(tensor).hex()}, now "):
+        fleet.feed(encode_bcast(Bcast(0, 3, memoryview(other))))
 
 
 def test_a_new_connection_begins_with_the_whole(fleet):
