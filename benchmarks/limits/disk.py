@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,14 @@ def state_on_disk(mib: int) -> Iterator[tuple[Path, list[Any]]]:
         yield Path(place), versions_of(mib)
 
 
+def settled() -> None:
+    """Nothing is left to be written, or to be freed beside us."""
+    for thread in threading.enumerate():
+        if thread.name == "syncer-checkpoint-free":
+            thread.join()
+    os.sync()
+
+
 def write(mib: int, turns: int, direct: bool = False) -> Figure:
     """With digests, against the same bytes alone."""
     with state_on_disk(mib) as (place, state):
@@ -109,7 +118,7 @@ def write(mib: int, turns: int, direct: bool = False) -> Figure:
             raise NotHere(str(error)) from None
         return in_turns(lambda: raw_write(place / "raw", state, direct),
                         lambda: write_checkpoint(place / "c", cut_of(state), direct=direct),
-                        mib * 2**20 / 1e9, turns, before=os.sync)
+                        mib * 2**20 / 1e9, turns, before=settled)
 
 
 def load(mib: int, turns: int) -> Figure:

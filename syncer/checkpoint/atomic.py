@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from syncer.checkpoint.files import FILES, Files, Patient
@@ -24,6 +25,9 @@ from syncer.errors import CheckpointError
 OF_CONTENTS = frozenset({"security.ima", "security.evm", "security.capability"})
 """Attributes that would be wrong of any other file."""
 ACCESS_LIST = "system.posix_acl_access"
+LARGE_BYTES = 64 * 1024 * 1024
+"""A file of so much that was replaced is held open while its last name goes, and its space is given
+back beside what comes next: on ext4 that takes a quarter of a second for each GB."""
 
 
 Retire = Callable[[str | None], None]
@@ -272,8 +276,19 @@ class AtomicFile:
 
     def _forget_old(self) -> None:
         """The new file stands; a second name that cannot be removed now goes at the next write."""
+        held = -1
+        with suppress(OSError):
+            if self.size >= LARGE_BYTES:
+                held = self.files.open(self.backup)
         with suppress(OSError):
             self._remove(self.backup)
+        if held >= 0:
+            self.pieces.beside(partial(self._free, held), "syncer-checkpoint-free")
+
+    def _free(self, descriptor: int) -> None:
+        """Without a name it has been the last that held the file."""
+        with suppress(OSError):
+            self.files.close(descriptor)
 
     def abort(self) -> None:
         """Remove the partial file; harmless after `commit` and when repeated."""

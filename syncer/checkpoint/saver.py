@@ -16,7 +16,7 @@ from syncer.checkpoint.atomic import clear_leftovers, written_anew
 from syncer.checkpoint.facts import SAFETENSORS, Cut
 from syncer.checkpoint.files import FILES, Files, Patient
 from syncer.checkpoint.history import Aside, History
-from syncer.checkpoint.lane import Lane
+from syncer.checkpoint.lane import Lane, Work
 from syncer.checkpoint.marker import remove_marker, write_marker
 from syncer.checkpoint.pace import UNHELD, GivingWay
 from syncer.checkpoint.trouble import RETRY_PAUSE_S
@@ -82,6 +82,8 @@ class Saver:
         self.standing: int | None = None
         """Step of the file that stands there, if it is of this run."""
         self.jobs: deque[_Job] = deque()
+        self.freed: Work = lambda: None
+        """Waits until the space of the file that was replaced is free."""
 
     def begin(self, step: int | None) -> list[Aside]:
         """The run goes on from the file of `step`, or begins anew (None): what other processes
@@ -118,6 +120,7 @@ class Saver:
         """Wait for everything that was asked for, which gives way no longer, then end the lane."""
         self.hasten()
         self.lane.close()
+        self.freed()
 
     def _next(self) -> None:
         job = self.jobs.popleft()
@@ -137,7 +140,13 @@ class Saver:
             defect = problem
         return Outcome(job.kind, step, written, self.lane.now_s() - begun, error, defect)
 
+    def _beside(self, work: Work, name: str) -> Work:
+        """The last thing that a save begins there is what nobody waits for: to free the space."""
+        self.freed = self.lane.beside(work, name)
+        return self.freed
+
     def _write(self, job: _Job) -> int:
+        self.freed()  # it counts when the space of the next one is checked
         files = Patient(self.files, self.retries, self.pause_s, self._retried, self.lane.pause)
         step, old = job.cut.facts.step, self.standing
         pace, threads = (self.giving_way, 1) if job.let_go else (UNHELD, self.threads)
@@ -146,7 +155,7 @@ class Saver:
         written = written_anew(
             lambda patient: write_checkpoint(
                 self.shown, job.cut, self.form, files=patient, direct=self.direct, retire=retire,
-                let_go=job.let_go and not files.left, beside=self.lane.beside,
+                let_go=job.let_go and not files.left, beside=self._beside,
                 threads=threads, pace=pace), files)
         self.standing = step
         if self.first is not None:

@@ -9,8 +9,9 @@ import tempfile
 
 import pytest
 
+from syncer.checkpoint import atomic, lane
 from syncer.checkpoint.atomic import AtomicFile, WriteError, clear_leftovers
-from syncer.checkpoint.files import Behind, Files, Patient
+from syncer.checkpoint.files import FILES, Behind, Files, Patient
 from syncer.checkpoint.reader import Checkpoint
 from syncer.checkpoint.writer import write_checkpoint
 from syncer.layout import FragmentLayout, Layout
@@ -61,6 +62,61 @@ def test_a_fault_at_every_call_leaves_the_old_cut(tmp_path, old):
             write_checkpoint(path, after)
             assert names_in(tmp_path) == {path.name}, "the next save clears what was left"
     assert seen >= {"write", "create", "sync", "close", "rename", "sync_directory", "free_bytes"}
+
+
+def test_the_space_of_a_large_file_is_given_back_beside_what_comes_next(tmp_path, monkeypatch):
+    """Its name has gone by then, and no save waits for it."""
+    monkeypatch.setattr(atomic, "LARGE_BYTES", 1)
+    path = tmp_path / "c"
+    write_checkpoint(path, make_cut(3))
+    files, begun = Faulty(), {}
+
+    def beside(work, name):
+        if name != "syncer-checkpoint-free":
+            return lane.beside(work, name)
+        begun[name] = work
+        return lambda: None
+
+    held = []
+    monkeypatch.setattr(files, "open", lambda name: held.append(FILES.open(name)) or held[0])
+    write_checkpoint(path, make_cut(4), files=files, beside=beside)
+    assert names_in(tmp_path) == {"c"}
+    (free,) = begun.values()
+    assert os.fstat(held[0]).st_nlink == 0
+    free()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held[0])
+
+
+@pytest.mark.parametrize("call", ["open", "close"])
+def test_a_large_file_that_cannot_be_held_or_let_go_is_replaced_all_the_same(
+        tmp_path, monkeypatch, call):
+    monkeypatch.setattr(atomic, "LARGE_BYTES", 1)
+    path, failing = tmp_path / "c", []
+    write_checkpoint(path, make_cut(3))
+
+    class Failing(Files):
+        def open(self, name):
+            failing.append(call)
+            if call == "open":
+                raise OSError(errno.EACCES, "no")
+            return super().open(name)
+
+        def close(self, descriptor):
+            super().close(descriptor)
+            if failing:
+                raise OSError(errno.EIO, "no")
+
+    write_checkpoint(path, make_cut(4), files=Failing(), beside=at_once)
+    assert failing == [call]
+    assert names_in(tmp_path) == {"c"}
+    with Checkpoint(path) as checkpoint:
+        assert checkpoint.facts.step == 4
+
+
+def at_once(work, name):
+    work()
+    return lambda: None
 
 
 def test_a_directory_that_cannot_be_made_durable_brings_the_old_file_back(tmp_path):
