@@ -16,6 +16,10 @@ KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 3),
 when bytes wait for its acknowledgement, which keeps the probes away: the kernel alone tries for
 about 15 minutes then. The first probe comes after 15 s because links forget flows that are idle
 for 30."""
+NOT_SENT = ("TCP_NOTSENT_LOWAT", 128 * 1024)
+"""So much of what a socket was given may wait in the kernel to be sent. It is no size of a buffer:
+what is under way may be as much as the way holds. What is given later goes to the socket that can
+send it, not to the one whose buffer was the first with room for it, and is no older than that."""
 UNIX = "unix:"
 """What the address of a Unix socket begins with."""
 UNIX_PATH_MAX = 107
@@ -42,13 +46,13 @@ class Link(NamedTuple):
 
 
 def configure(sock: socket.socket) -> None:
-    """No Nagle delay, keep-alive probes, a limit for what is not acknowledged; a Unix socket needs
-    none of them. Raises OSError."""
+    """No Nagle delay, keep-alive probes, limits for what is not acknowledged or not sent; a Unix
+    socket needs none of them. Raises OSError."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE:
+    for name, value in (*KEEPALIVE, NOT_SENT):
         if hasattr(socket, name):  # Linux; elsewhere the system's own intervals hold
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

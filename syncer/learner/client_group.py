@@ -170,6 +170,9 @@ class ClientGroup:
                 each = self._sockets[stream]
                 each.queue.append((buffers, receipt))
                 each.wake.notify()
+            for each in self._data:
+                if not each.queue:
+                    each.wake.notify()  # it may take of another one's
         return receipt
 
     def say(self, frame: bytes) -> Receipt:
@@ -298,11 +301,25 @@ class ClientGroup:
                 self._changed.notify_all()
             return self._session.rebuilt(self.connection, inbound.fragment)
 
+    def _relieves(self, idle: _Socket) -> bool:
+        """Whether a data socket with nothing to send could take a piece that waits for another.
+
+        Sockets that share a link are never equally fast, and a message is there with the last of
+        its pieces.
+        """
+        busiest = max(self._data, key=lambda each: len(each.queue))
+        if idle not in self._data or len(busiest.queue) < 2:
+            return False
+        idle.queue.append(busiest.queue[1])  # the first one is being sent
+        del busiest.queue[1]
+        return True
+
     def _write(self, stream: int) -> None:
         each = self._sockets[stream]
         while True:
             with self._lock:
-                while not (each.small or each.queue) and self.ended_by is None:
+                while not (each.small or each.queue or self._relieves(each)) and (
+                        self.ended_by is None):
                     each.wake.wait()
                 if self.ended_by is not None:
                     return

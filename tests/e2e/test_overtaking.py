@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import syncer
+from syncer import tcp
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import CHUNK_HEAD, CHUNK_SIZE, DTYPE_F32, HEADER_BYTES, Msg
@@ -180,6 +181,17 @@ def test_a_heartbeat_of_a_learner_overtakes_its_queued_tensors(place, streams):
     until(lambda: client._group.idle, "all has left")
 
 
+def test_a_data_socket_takes_what_waits_for_a_slower_one(place):
+    """The peer reads from neither, and all is queued for the first."""
+    client, _ = place.connected(make_session(num_streams=2))
+    piece = bytes(4 * CHUNK_SIZE)
+    with client.lock:
+        client._group.enqueue((1, [piece]) for _ in range(4))
+    until(lambda: client._group._sockets[2].bytes_sent or client._group._sockets[2].queue,
+          "the second has one of them")
+    assert len(client._group._sockets[1].queue) >= 1
+
+
 def test_a_learner_hears_a_pull_beside_a_broadcast_that_is_half_there(place):
     session = make_session(num_streams=1)
     _, peer = place.connected(session)
@@ -213,6 +225,13 @@ def locked(sock: socket.socket) -> int:
 def test_the_system_may_measure_the_buffers_of_every_socket_of_a_learner(place):
     client, _ = place.connected(make_session(num_streams=2))
     assert [locked(each.socket) for each in client._group._sockets] == [0, 0, 0]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="the system has no such limit")
+def test_little_waits_in_the_kernel_to_be_sent(place):
+    client, _ = place.connected(make_session(num_streams=2))
+    assert {each.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+            for each in client._group._sockets} == {tcp.NOT_SENT[1]}
 
 
 def test_a_size_that_is_set_would_be_noticed():
