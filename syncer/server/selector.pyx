@@ -1,23 +1,20 @@
-"""The loop over real sockets and the real clock: epoll, a wake-up socket, monotonic time.
+"""The loop over real sockets and the real clock: selectors, a wake-up socket, monotonic time.
 
 Nothing but the system calls is here; what a turn does is `loop.Loop`'s.
 """
 
-import select
+import selectors
 import socket
 from time import monotonic_ns
 
 from posix.ioctl cimport ioctl
 
 from syncer.server.loop cimport Handler, Loop
-from syncer.server.loop import READ as _READ, SCRATCH_BYTES, WRITE as _WRITE
+from syncer.server.loop import READ, SCRATCH_BYTES
 
 cdef extern from "<sys/ioctl.h>":
     unsigned long TIOCOUTQ
 
-
-cdef int READ = _READ, WRITE = _WRITE
-cdef int IN = select.EPOLLIN, OUT = select.EPOLLOUT
 
 LONGEST_WAIT_NS = 86_400 * 10**9
 """A selector counts milliseconds in 32 bits; to wake once a day costs nothing."""
@@ -37,26 +34,16 @@ cdef class _WakeUp(Handler):
         self.loop.woken()
 
 
-cdef inline int wanted(int events):
-    """READ and WRITE as epoll has them."""
-    return (IN if events & READ else 0) | (OUT if events & WRITE else 0)
-
-
 cdef class SelectorLoop(Loop):
-    """Waits in epoll; `close` gives its descriptors back.
+    """Waits in the selector; `close` gives its descriptors back."""
 
-    Not through Python's `selectors`: with one small push in a turn that was 3 of its 100 us.
-    """
-
-    cdef object epoll, wake_read
-    cdef dict waiting           # descriptor -> (handler, what it waits for)
+    cdef object selector, wake_read
     cdef readonly object wake_write
 
     def __init__(self):
         cdef _WakeUp wake_up = _WakeUp()
         Loop.__init__(self)
-        self.epoll = select.epoll()
-        self.waiting = {}
+        self.selector = selectors.DefaultSelector()
         self.wake_read, self.wake_write = socket.socketpair()
         self.wake_read.setblocking(False)
         self.wake_write.setblocking(False)
@@ -67,26 +54,13 @@ cdef class SelectorLoop(Loop):
         return monotonic_ns()
 
     cpdef object register(self, object sock, int events, Handler handler):
-        descriptor = sock.fileno()
-        self.epoll.register(descriptor, wanted(events))
-        self.waiting[descriptor] = handler, events
+        self.selector.register(sock, events, handler)
 
     cpdef object modify(self, object sock, int events, Handler handler):
-        descriptor = sock.fileno()
-        try:
-            self.epoll.modify(descriptor, wanted(events))
-        except BaseException:
-            del self.waiting[descriptor]
-            raise
-        self.waiting[descriptor] = handler, events
+        self.selector.modify(sock, events, handler)
 
     cpdef object unregister(self, object sock):
-        descriptor = sock.fileno()
-        del self.waiting[descriptor]
-        try:
-            self.epoll.unregister(descriptor)
-        except OSError:
-            pass  # it has forgotten the socket already
+        self.selector.unregister(sock)
 
     cpdef object wake(self):
         try:
@@ -106,15 +80,9 @@ cdef class SelectorLoop(Loop):
         timeout = None
         if due_ns is not None:
             timeout = min(max(0, due_ns - monotonic_ns()), LONGEST_WAIT_NS) / 1e9
-        ready = []
-        for descriptor, found in self.epoll.poll(timeout, len(self.waiting)):
-            handler, events = self.waiting[descriptor]
-            # an error, or that the peer has gone, is for whoever reads or writes to meet
-            ready.append((handler, events & (
-                (READ if found & ~OUT else 0) | (WRITE if found & ~IN else 0))))
-        self.turn(ready)
+        self.turn([(key.data, events) for key, events in self.selector.select(timeout)])
 
     def close(self):
-        self.epoll.close()
+        self.selector.close()
         self.wake_read.close()
         self.wake_write.close()
