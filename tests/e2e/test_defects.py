@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from syncer.checkpoint import saver
 from syncer.checkpoint.reader import Checkpoint
 from syncer.merge import FragmentStore
-from syncer.server.decoded import Decoded
+from syncer.server import run_session
 from syncer.server.merging import Merging
 from tests.e2e.scripted import ServerThread, layout_of
 
@@ -55,7 +57,7 @@ def test_a_defect_before_a_step_is_published_loses_nothing(tmp_path, monkeypatch
     with ServerThread(tmp_path, total_steps=9, checkpoint_path=str(path),
                       checkpoint_every=8) as server:
         learner, pull = train(server, 3)
-        monkeypatch.setattr(Decoded, "release", no_memory)
+        monkeypatch.setattr(run_session, "Decoded", SimpleNamespace(release=no_memory))
         learner.push(pull, ZEROS)
         learner.ended()
         assert server.wait() == 1

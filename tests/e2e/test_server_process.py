@@ -161,8 +161,10 @@ def test_a_wait_may_be_as_long_as_its_flag_admits(tmp_path, option):
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130),
                                                (signal.SIGHUP, 129)])
-def test_a_signal_ends_the_run(tmp_path, signum, status):
+def test_a_signal_ends_the_run(tmp_path, request, signum, status):
     tape = tmp_path / "tape"
+    before = signal.signal(signum, signal.SIG_DFL)  # `nohup make test` ignores hang-ups: inherited
+    request.addfinalizer(lambda: signal.signal(signum, before))
     with ServerProcess(tmp_path, "--event-tape", str(tape), steps=5) as server:
         with ScriptedLearner(server.port, 0, SMALL) as learner:
             learner.send_init([ZEROS])
