@@ -104,28 +104,22 @@ class DeviceFragment:
     def rebase(self, tensor: memoryview, alpha: float) -> None:
         """Takes a broadcast, as `Fragment.rebase`; training waits for it on its own stream."""
         self._check()
-        with self._device.beside():
+        with self._changing():
             anchor = self._take_anchor(tensor)
             values = anchor if alpha == 0 else self._device.blend(self._local(), anchor, alpha)
             self._write(values, statistics=False)
-            self._using = self._device.record()
-        self._device.join(self._using)
 
     def restore(self) -> None:
         """Sets the local values to the anchor; there must be one."""
         self._check()
-        with self._device.beside():
+        with self._changing():
             self._write(self._anchored(), statistics=True)
-            self._using = self._device.record()
-        self._device.join(self._using)
 
     def overwrite(self, tensor: memoryview) -> None:
         """Sets the local values to f32 bytes of the final cut: exactly, or rounded as they are."""
         self._check()
-        with self._device.beside():
+        with self._changing():
             self._write(widen(self._device.upload(tensor), DTYPE_F32), statistics=True)
-            self._using = self._device.record()
-        self._device.join(self._using)
 
     def pack_values(self, out: Packed) -> None:
         """Writes the local values in the bulk dtype; they are there on return."""
@@ -156,13 +150,19 @@ class DeviceFragment:
 
     def keep(self, values: Mapping[str, Floats]) -> None:
         """As `Fragment.keep`."""
-        with self._device.beside():
+        with self._changing():
             for name, floats in values.items():
                 there = torch.from_numpy(checked_floats(floats, self.numel))
                 if name == "anchor":
                     self._anchor = self._kept(self._anchor, there)
                 elif name == "master":
                     self._master = self._kept(self._master, there)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What is queued inside runs beside training, which waits for it on its own stream."""
+        with self._device.beside():
+            yield
             self._using = self._device.record()
         self._device.join(self._using)
 
