@@ -23,7 +23,7 @@ def small_push(group, payload, pool, bint keep_wire):
     """The event of a PUSH of few elements, all finite, by `messages.parse_push` with nothing wrong;
     None: it has to go the long way."""
     cdef Decoded decoded
-    cdef Py_ssize_t size = len(payload), numel = 0, each
+    cdef Py_ssize_t size = len(payload), numel
     hello = group.hello
     if size < HEAD_BYTES:
         return None
@@ -31,8 +31,7 @@ def small_push(group, payload, pool, bint keep_wire):
     fragments = hello.layout.fragments
     if sender != hello.learner or not attempt or not c_steps or fragment >= len(fragments):
         return None
-    for each in fragments[fragment].numels:
-        numel += each
+    numel = fragments[fragment].numel
     if numel > workers.INLINE_ELEMENTS_MAX or size != HEAD_BYTES + tensor_bytes(
             numel, hello.dtype):
         return None
