@@ -170,9 +170,10 @@ class ClientGroup:
                 each = self._sockets[stream]
                 each.queue.append((buffers, receipt))
                 each.wake.notify()
-            for each in self._data:
-                if not each.queue:
-                    each.wake.notify()  # it may take of another one's
+            if any(len(each.queue) > 1 for each in self._data):
+                for each in self._data:
+                    if not each.queue:
+                        each.wake.notify()  # it may take of another one's
         return receipt
 
     def say(self, frame: bytes) -> Receipt:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from syncer.errors import ConfigError
-from syncer.kernels import encode_bf16
-from syncer.protocol import DTYPE_F32, DTYPES, bulk_dtype
+from syncer.learner.fragment import Fragment
+from syncer.protocol import DTYPES, bulk_dtype, tensor_bytes
 
 if TYPE_CHECKING:
     from syncer.learner.holding import LocalFragment
@@ -84,8 +84,6 @@ def resume(state: Mapping[str, Any], session: Session, fragments: Sequence[Local
 def _bulk(anchor: np.ndarray, dtype: int) -> memoryview:
     """As it was broadcast: what was decoded is encoded again to the same bytes."""
     values = np.ascontiguousarray(anchor, np.float32)
-    if bulk_dtype(dtype) == DTYPE_F32:
-        return values.astype("<f4").view(np.uint8).data
-    out = np.empty(2 * values.size, np.uint8)
-    encode_bf16(values, out)
+    out = np.empty(tensor_bytes(values.size, bulk_dtype(dtype)), np.uint8)
+    Fragment([values], dtype).pack_values(out)
     return out.data
