@@ -80,6 +80,8 @@ class DeviceFragment:
     Tensors in bf16 and f16 are too coarse for what a blend adds. Unless the optimizer has f32
     values of its own for them, a master has what they were when the fragment was last written;
     what training has added since is the difference of the coarse values.
+
+    Large: what a `Fragment` answers, and the step of each that is queued beside training.
     """
 
     def __init__(self, pieces: Sequence[Piece], dtype: int, device: Device, *,
