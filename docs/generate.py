@@ -40,6 +40,7 @@ PARTS = {
     "walk": "docs.walk:table",
     "numpy-line": "docs.generate:numpy_line",
     "torch-line": "docs.generate:torch_line",
+    "merge-figures": "docs.generate:merge_figures",
     "merge-times": "benchmarks.merge_round:times_table",
     "merge-passes": "benchmarks.merge_round:passes_table",
     "rule-table": "tests.rules:table",
@@ -64,6 +65,13 @@ def numpy_line() -> str:
 
 def torch_line() -> str:
     return example("torch_line.py")
+
+
+def merge_figures() -> str:
+    """Of the class that makes them; its room needs torch, so it is read as text."""
+    source = (DOCS.parent / "syncer/torch/trackers.py").read_text(encoding="utf-8")
+    rows = re.findall(r"^ +(\|.*\|)$", source, re.MULTILINE)
+    return "\n".join(rows) + "\n"
 
 
 def generated(name: str) -> str:

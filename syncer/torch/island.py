@@ -71,6 +71,8 @@ class Diloco:
         """Whether an optimizer step has been made whose tokens are not known yet."""
         self._callbacks: list[Callable[[Status], object]] = []
         self._next_report = -math.inf
+        self.reported: dict[str, float | None] = {}
+        """The newest figures that `report` has read."""
         self._learner: Learner | None = None
         self._status: Status | None = None
         self._hook: Any = None
@@ -131,6 +133,16 @@ class Diloco:
             raise LocalProtocolError("this island has not joined yet: use it in a with statement")
         return self._status
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes handed to the network so far."""
+        return self._joined().bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far."""
+        return self._joined().bytes_received
+
     def on_merge(self, callback: Callable[[Status], object]) -> Callable[[Status], object]:
         """Calls `callback(status)` after each boundary that has blended merged fragments in."""
         self._callbacks.append(callback)
@@ -142,7 +154,9 @@ class Diloco:
         now = time.monotonic()
         if now >= self._next_report:
             self._next_report = now + FIGURES_S
-            self._joined().report(**{name: _figure(each) for name, each in figures.items()})
+            read = {name: _figure(each) for name, each in figures.items()}
+            self._joined().report(**read)
+            self.reported = read
 
     def state_dict(self, data: Any = None) -> dict[str, Any]:
         """What belongs into a checkpoint of the island beside model and optimizer: anchors (4 bytes
@@ -213,12 +227,19 @@ def _figure(value: Any) -> float | None:
 def _optimizers(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
-    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    found = tuple(map(_unwrapped, given if isinstance(given, Iterable) else (given,)))
     for optimizer in found:
         if not hasattr(optimizer, "register_step_post_hook"):
             raise ConfigError("the optimizer must be a torch.optim.Optimizer, several of them, or "
                               f"None, found {type(optimizer).__name__}")
     return found
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The one that makes the steps: a wrapper without hooks (Accelerate's) may leave some out."""
+    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _with_names(avg_regex: str | None, names: tuple[str, ...]) -> str | None:

@@ -4,7 +4,6 @@ import pytest
 
 from tests.torch.island import torch  # isort: split
 
-import json
 import os
 import re
 import subprocess
@@ -16,13 +15,15 @@ from tests.e2e.waiting import DEADLINE_S
 assert torch
 
 
-def run(tmp_path, program: str, flags: list[str], *, steps: int, arguments=()) -> list[str]:
-    """What two islands have printed."""
+def run(tmp_path, program: str, flags: list[str], *, steps: int,
+        arguments=((), ())) -> list[str]:
+    """What two islands, with these arguments, have printed."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SYNCER_", "YETO_"))}
     with ServerProcess(tmp_path, *flags, learners=2, steps=steps) as server:
         islands = [subprocess.Popen(
             [sys.executable, str(ROOT / program), str(learner), f"127.0.0.1:{server.port}",
-             *arguments], env=clean | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+             *arguments[learner]], env=clean | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, text=True)
             for learner in range(2)]
         try:
             outputs = [island.communicate(timeout=4 * DEADLINE_S)[0] for island in islands]
@@ -34,21 +35,44 @@ def run(tmp_path, program: str, flags: list[str], *, steps: int, arguments=()) -
     return outputs
 
 
-def test_the_example_of_the_page_solves_its_problem(tmp_path):
-    text = (ROOT / "docs/pytorch.md").read_text(encoding="utf-8")
-    [block] = re.findall(r"```\n(python -m syncer.*?)```", text, re.DOTALL)
+def page_run(tmp_path, page: str, program: str, arguments=((), ())) -> list[str]:
+    """The same by the commands of a page of the docs: a server's, and those of two islands."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    [block] = [each for each in re.findall(r"```\n(python -m syncer.*?)```", text, re.DOTALL)
+               if program in each]
     server, *islands = block.strip().splitlines()
-    assert islands == [f"python examples/torch_line.py {i} 127.0.0.1:29400" for i in range(2)]
+    assert islands == [f"python {program} {i} 127.0.0.1:29400" for i in range(2)]
     words = server.split()[3:]
     options = dict(zip(words[::2], words[1::2], strict=True))
     assert (options.pop("--port"), options.pop("--learners")) == ("29400", "2")
     steps = int(options.pop("--total-steps"))
-    outputs = run(tmp_path, "examples/torch_line.py",
-                  [word for option in options.items() for word in option], steps=steps)
+    return run(tmp_path, program, [word for option in options.items() for word in option],
+               steps=steps, arguments=arguments)
+
+
+@pytest.mark.parametrize(("page", "program", "library"), [
+    ("pytorch.md", "examples/torch_line.py", "torch"),
+    ("trainers.md", "examples/lightning_line.py", "lightning"),
+    ("trainers.md", "examples/jax_line.py", "jax")])
+def test_an_example_fits_its_line(tmp_path, page, program, library):
+    pytest.importorskip(library, reason=f"needs {library}; .ci/torch has it")
+    outputs = page_run(tmp_path, page, program)
     assert outputs[0] == outputs[1]
-    [weight], bias = json.loads("[" + outputs[0].replace("] [", "], [") + "]")
-    for found, expected in zip(weight + bias, [1.0, -2.0, 3.0, 0.5], strict=True):
-        assert abs(found - expected) < 0.2, outputs[0]
+    found = [float(number) for number in re.findall(r"-?\d[\d.e-]*", outputs[0])]
+    for each, expected in zip(found, [1.0, -2.0, 3.0, 0.5], strict=True):
+        assert abs(each - expected) < 0.2, outputs[0]
+
+
+def test_what_a_trainer_saves_is_the_merged_model(tmp_path):
+    """The second island has five steps to make, and waits for the others' end."""
+    pytest.importorskip("transformers", reason="needs transformers; .ci/torch has it")
+    outputs = page_run(tmp_path, "trainers.md", "examples/hf_trainer.py", ((), ("5",)))
+    [first, second] = [re.search(
+        r"loss ([\d.]+) before, ([\d.]+) merged after (\d+) steps; saved as it is: True", each)
+        for each in outputs]
+    assert first[2] == second[2]
+    assert float(first[2]) < float(first[1]) - 1
+    assert int(second[3]) == 5
 
 
 def test_two_islands_of_a_gpt_have_one_model_that_has_learnt(tmp_path):
