@@ -10,7 +10,7 @@ import importlib.util
 import os
 
 from syncer.demo import settings
-from syncer.demo.learner import seconds, whole_number
+from syncer.demo.learner import check_torch, seconds, whole_number
 from syncer.demo.run_plan import RunPlan
 from syncer.errors import ConfigError
 
@@ -42,6 +42,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--seed", metavar="SEED", type=whole_number(0), default=settings.SEED,
                         help="seed of the first parameters and of the batches "
                              "(default: %(default)s)")
+    parser.add_argument("--torch", action="store_true",
+                        help="train a small GPT in PyTorch in place of the model in NumPy")
     parser.add_argument("--kill-one", action="store_true",
                         help="kill one learner half-way with SIGKILL and start it again a few "
                              "outer steps later")
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         budget = settings.SECONDS
     plan = RunPlan(learners=args.learners, steps=args.steps, seconds=budget, dtype=args.dtype,
                    seed=args.seed, kill_one=args.kill_one, baseline=args.baseline,
-                   json=args.json, plot=args.plot)
+                   json=args.json, plot=args.plot, torch=args.torch)
     check(plan)
     for name in settings.ONE_THREAD:  # figures must not depend on how many cores measure them
         os.environ.setdefault(name, "1")
@@ -73,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def check(plan: RunPlan) -> None:
     """Refuses what could only fail after a minute of training. Raises ConfigError."""
+    check_torch(plan.torch)
     if plan.kill_one and plan.total_steps < 4:
         raise ConfigError(f"--kill-one needs at least 4 outer steps, --steps gives "
                           f"{plan.total_steps}")

@@ -7,6 +7,7 @@ after the flags have been answered and the linear algebra library has been told 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -49,6 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--connect-timeout-s", metavar="SECONDS", type=seconds, default=900.0,
                         help="give up when the server cannot be reached for the first time within "
                              "so many seconds (default: 900)")
+    parser.add_argument("--torch", action="store_true",
+                        help="train a small GPT in PyTorch; the same for every learner of a run")
     parser.add_argument("--report", choices=("text", "json"), default="text",
                         help="lines for people or one JSON object per line (default: %(default)s)")
     return parser
@@ -77,6 +80,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def check_torch(wanted: bool) -> None:
+    """Raises ConfigError where --torch cannot be followed."""
+    if wanted and importlib.util.find_spec("torch") is None:
+        raise ConfigError("--torch needs PyTorch; install it with: "
+                          "pip install 'diloco-syncer[torch]'")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one learner; returns its exit status: 0 done, 1 failed, 2 bad flag, 130/143 stopped."""
     try:
@@ -85,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (args.server is None) == (args.alone is None):
             raise ConfigError("give either --server HOST:PORT to join a run or --alone STEPS to "
                               "train without one")
+        check_torch(args.torch)
         for name in settings.ONE_THREAD:
             os.environ.setdefault(name, "1")
         from syncer.demo.processes import training  # noqa: PLC0415  loads NumPy, which reads them
@@ -92,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = training.Task(
             learner=args.learner, shards=args.shards, seed=args.seed, first_step=args.first_step,
             dtype=args.dtype, server=args.server, steps=args.alone or 0,
-            connect_timeout_s=args.connect_timeout_s, tls=args.tls)
+            connect_timeout_s=args.connect_timeout_s, tls=args.tls, torch=args.torch)
         return training.run(task, report.open_report(args.report), stop)
     except Stopped:
         return stop.exit_status

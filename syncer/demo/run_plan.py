@@ -25,6 +25,8 @@ class RunPlan(NamedTuple):
     baseline: bool = False
     json: str | None = None
     plot: str | None = None
+    torch: bool = False
+    """Learners train a GPT in PyTorch."""
 
     @property
     def paced_by_time(self) -> bool:
@@ -89,4 +91,4 @@ class RunPlan(NamedTuple):
 
     def _common_arguments(self, learner: int) -> list[str]:
         return ["--id", str(learner), "--shards", str(self.learners), "--seed", str(self.seed),
-                "--report", "json"]
+                "--report", "json", *["--torch"] * self.torch]

@@ -20,6 +20,9 @@ other's way."""
 BATCH = 128
 """Bytes that one own step predicts."""
 LEARNING_RATE = 3e-3
+TORCH_BATCH = 8
+"""Rows of the GPT in one own step: 512 bytes that it predicts."""
+TORCH_LEARNING_RATE = 2e-3
 WARMUP_STEPS = 50
 CONSTANT_STEPS = 500
 
@@ -44,8 +47,8 @@ DEMO_PRESET = "local"
 QUORUM_TIMEOUT_S = 30
 FINAL_ACK_TIMEOUT_S = 60
 
-EVALUATION_WINDOWS = 16384
-GLANCE_WINDOWS = 4096
+EVALUATION_BYTES = 16384
+GLANCE_BYTES = 4096
 """Held-out bytes predicted for a point of the curve: 30 ms, sampling error 0.03 bits per byte."""
 GLANCE_FIRST_S = 0.5
 GLANCE_INTERVAL_S = 2.0
@@ -54,10 +57,10 @@ REPORT_INTERVAL_S = 0.5
 REPORT_INTERVAL_READABLE_S = 2.0
 
 
-def learning_rate(step: int) -> float:
+def learning_rate(step: int, top: float = LEARNING_RATE) -> float:
     """Of own step `step` (from 1): linear warm-up, constant, then falling as 1/sqrt(step).
 
     Needs no planned end, since a learner does not know how many own steps a run will take.
     """
     falling = float((CONSTANT_STEPS / step) ** 0.5)
-    return LEARNING_RATE * min(1.0, step / WARMUP_STEPS, falling)
+    return top * min(1.0, step / WARMUP_STEPS, falling)

@@ -6,10 +6,12 @@ from tests.torch.island import torch  # isort: split
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
 from tests.e2e.scripted import ROOT, ServerProcess
+from tests.e2e.test_demo import children, running
 from tests.e2e.waiting import DEADLINE_S
 
 assert torch
@@ -82,6 +84,44 @@ def test_two_islands_of_a_gpt_have_one_model_that_has_learnt(tmp_path):
     merged = [float(re.search(r"([\d.]+) merged", each)[1]) for each in outputs]
     assert merged[0] == merged[1]
     assert merged[0] < first[0] - 1
+
+
+def test_adapters_learn_and_the_base_stays_where_it_is(tmp_path):
+    pytest.importorskip("peft", reason="needs peft; .ci/torch has it")
+    outputs = run(tmp_path, "examples/torch_lora.py",
+                  ["--run", "lora", "--sync-interval-steps", "10"], steps=10)
+    assert outputs[0] == outputs[1]
+    [trained, every, before, merged] = re.search(
+        r"([\d,]+) of ([\d,]+) parameters in the run; ([\d.]+) .* ([\d.]+) merged",
+        outputs[0]).groups()
+    assert int(trained.replace(",", "")) < int(every.replace(",", "")) / 3
+    assert float(merged) < float(before) - 0.5
+
+
+def fleet(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "examples/torch_fleet.py"), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_fleet_in_one_command_ends_by_itself():
+    process = fleet("2", "8")
+    out = process.communicate(timeout=4 * DEADLINE_S)[0]
+    assert process.returncode == 0, out
+    [first, second] = re.findall(r"([\d.]+) merged", out)
+    assert first == second
+
+
+def test_a_fleet_is_gone_after_ctrl_c():
+    process = fleet("2", "100000")
+    for _ in range(2):  # both islands have begun
+        assert "bits per byte at first" in process.stdout.readline()
+    members = children(process.pid)
+    assert len(members) == 3
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    assert not any(map(running, members))
 
 
 @pytest.mark.parametrize("program", ["examples/torch_line.py", "examples/torch_gpt.py"])

@@ -114,6 +114,12 @@ def test_missing_matplotlib_is_said_before_anything_starts(tmp_path, monkeypatch
         command.check(RunPlan(seconds=1.0, plot=str(tmp_path / "loss.png")))
 
 
+def test_missing_torch_is_said_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="--torch needs PyTorch; install it with"):
+        command.check(RunPlan(seconds=1.0, torch=True))
+
+
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "1e3", "٣", "0", "99999999999999"])
 def test_whole_number_refuses(text):
     with pytest.raises(argparse.ArgumentTypeError):

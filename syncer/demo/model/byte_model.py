@@ -161,17 +161,18 @@ def sum_rows_by_byte(values: ByteArray, rows: FloatArray, out: FloatArray) -> No
     out[present] = np.add.reduceat(rows[order], starts, axis=0)
 
 
-def sample_windows(text: ByteArray, count: int, rng: np.random.Generator) -> ByteArray:
-    """`count` windows at random places of `text`: uint8 (count, CONTEXT + 1)."""
-    return windows_at(text, rng.integers(0, len(text) - CONTEXT, size=count))
+def sample_windows(text: ByteArray, count: int, rng: np.random.Generator,
+                   context: int = CONTEXT) -> ByteArray:
+    """`count` windows at random places of `text`: uint8 (count, context + 1)."""
+    return windows_at(text, rng.integers(0, len(text) - context, size=count), context)
 
 
-def even_windows(text: ByteArray, count: int) -> ByteArray:
+def even_windows(text: ByteArray, count: int, context: int = CONTEXT) -> ByteArray:
     """At most `count` windows at evenly spaced places of `text`: the same ones every time."""
-    places = len(text) - CONTEXT
-    return windows_at(text, np.arange(min(count, places)) * places // min(count, places))
+    places = len(text) - context
+    return windows_at(text, np.arange(min(count, places)) * places // min(count, places), context)
 
 
-def windows_at(text: ByteArray, starts: npt.NDArray[np.int64]) -> ByteArray:
-    windows: ByteArray = text[starts[:, None] + np.arange(CONTEXT + 1)]
+def windows_at(text: ByteArray, starts: npt.NDArray[np.int64], context: int) -> ByteArray:
+    windows: ByteArray = text[starts[:, None] + np.arange(context + 1)]
     return windows

@@ -12,7 +12,6 @@ import time
 from typing import NamedTuple
 
 from syncer.demo import settings
-from syncer.demo.model.byte_model import NUMEL
 from syncer.demo.model.trainer import Trainer, digest
 from syncer.demo.processes.report import Report
 from syncer.demo.processes.stop import StopRequest
@@ -35,6 +34,8 @@ class Task(NamedTuple):
     connect_timeout_s: float
     tls: str | None = None
     """PEM file of this learner."""
+    torch: bool = False
+    """The GPT in PyTorch in place of the model in NumPy."""
 
 
 class Pace:
@@ -81,10 +82,10 @@ def run(task: Task, report: Report, stop: StopRequest) -> int:
     Raises SyncerError when the server refuses, and ConfigError when there is no text to train on.
     """
     trainer = Trainer(learner=task.learner, shards=task.shards, seed=task.seed,
-                      first_step=task.first_step)
+                      first_step=task.first_step, torch=task.torch)
     report.write("start", learner=task.learner, pid=os.getpid(), shard=trainer.shard,
-                 shards=task.shards, shard_bytes=len(trainer.text.shard), parameters=NUMEL,
-                 bits_per_byte=trainer.evaluate())
+                 shards=task.shards, shard_bytes=len(trainer.text.shard),
+                 parameters=trainer.student.flat.size, bits_per_byte=trainer.evaluate())
     if task.server is None:
         train_alone(task, trainer, report, stop)
     else:
@@ -112,7 +113,7 @@ def train_together(task: Task, server: str, trainer: Trainer, report: Report,
     """
     with stop.ends_wait():
         learner = Learner(
-            trainer.model.parameters, server, learner_id=task.learner, dtype=task.dtype,
+            trainer.student.held, server, learner_id=task.learner, dtype=task.dtype,
             fragments=settings.FRAGMENTS, alpha=settings.ALPHA, num_streams=settings.NUM_STREAMS,
             connect_timeout_s=task.connect_timeout_s, tls=task.tls)
     with learner:
@@ -122,7 +123,7 @@ def train_together(task: Task, server: str, trainer: Trainer, report: Report,
         pace = Pace(trainer, report, task, learner)
         while not (status.finished or stop.asked):
             loss = trainer.train()
-            status = learner.step(settings.BATCH)
+            status = learner.step(trainer.tokens_per_step)
             pace.after_step(loss, max(status.versions), status.connected)
         own, how = trainer.evaluate(), "final cut" if status.finished else "stopped"
         last = ending(trainer, pace, task, how)
@@ -133,7 +134,7 @@ def train_together(task: Task, server: str, trainer: Trainer, report: Report,
             learner.adopt(0.0)
         report.write(
             "end", **last, own=own, merged=trainer.evaluate(), versions=status.versions,
-            sha256=digest(trainer.model.flat), **pace.wire())
+            sha256=digest(trainer.student.flat), **pace.wire())
 
 
 def ending(trainer: Trainer, pace: Pace, task: Task, how: str) -> dict[str, object]:

@@ -133,7 +133,7 @@ def collect(plan: RunPlan, watch: RunWatch, final_state: Path, ended: str,
                 if h["what"] == "loss" and "unexpectedly" in h["text"]]
     bits = source = sha256 = None
     if final_state.exists():
-        measured = merged.measure_final_state(final_state)
+        measured = merged.measure_final_state(final_state, plan.torch)
         bits, sha256, source = measured.bits_per_byte, measured.sha256, "final state"
     else:
         ends = [v.end for v in watch.learners if v.end and v.end["merged"] is not None]

@@ -15,7 +15,7 @@ import torch
 
 from syncer.errors import ConfigError
 from syncer.torch.island import Diloco
-from syncer.torch.trainers.membership import Membership, Tracker
+from syncer.torch.trainers.participation import Participation, Tracker
 
 try:
     from transformers import TrainerCallback
@@ -52,7 +52,7 @@ class SyncerCallback(TrainerCallback):  # type: ignore[misc]  # of a library wit
     def __init__(self, address: str, *, learner_id: int = 0, tokens_per_step: int | None = None,
                  resume_from: str | os.PathLike[str] | None = None,
                  trackers: Sequence[Tracker] = (), **options: Any):
-        self._membership = Membership(address, trackers, options | {
+        self._participation = Participation(address, trackers, options | {
             "learner_id": learner_id, "tokens_per_step": tokens_per_step})
         self._resume_from = resume_from
         self._counted = 0
@@ -61,13 +61,13 @@ class SyncerCallback(TrainerCallback):  # type: ignore[misc]  # of a library wit
     @property
     def island(self) -> Diloco | None:
         """From the begin of training on."""
-        return self._membership.island
+        return self._participation.island
 
     def __enter__(self) -> SyncerCallback:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._membership.leave()
+        self._participation.leave()
 
     # --- what the trainer calls ------------------------------------------------------------------
 
@@ -76,24 +76,24 @@ class SyncerCallback(TrainerCallback):  # type: ignore[misc]  # of a library wit
         if args.load_best_model_at_end:
             raise ConfigError("load_best_model_at_end would put a model of this island alone in "
                               "the place of the run's final model; leave it out")
-        if self._membership.counts_tokens and args.include_num_input_tokens_seen == "no":
+        if self._participation.counts_tokens and args.include_num_input_tokens_seen == "no":
             args.include_num_input_tokens_seen = "all"
         self._counted = state.num_input_tokens_seen
-        self._membership.join(model, optimizer, self._saved(args, state))
+        self._participation.join(model, optimizer, self._saved(args, state))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A step that a grad scaler skips leaves its tokens to the next one."""
-        island = self._membership.inside
-        if island is not None and self._membership.counts_tokens:
+        island = self._participation.inside
+        if island is not None and self._participation.counts_tokens:
             island.tokens(state.num_input_tokens_seen - self._counted)
             self._counted = state.num_input_tokens_seen
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Before what the trainer evaluates and saves at this step."""
-        island = self._membership.inside
+        island = self._participation.inside
         if island is None or not (island.finished or control.should_training_stop):
             return
-        self._membership.finish()
+        self._participation.finish()
         if not control.should_training_stop:
             control.should_training_stop = True
             control.should_evaluate |= args.eval_strategy == "steps"
@@ -101,17 +101,17 @@ class SyncerCallback(TrainerCallback):  # type: ignore[misc]  # of a library wit
 
     def on_log(self, args: Any, state: Any, control: Any, *,
                logs: Mapping[str, float] | None = None, **_: Any) -> None:
-        island = self._membership.inside
+        island = self._participation.inside
         if island is not None and logs is not None and "loss" in logs:
             island.report(loss=logs["loss"], lr=logs.get("learning_rate"))
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Nothing at the end of the run: there is nothing to go on with."""
-        if (island := self._membership.inside) is not None:
+        if (island := self._participation.inside) is not None:
             torch.save(island.state_dict(), _folder(args, state) / ISLAND_FILE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._membership.finish()
+        self._participation.finish()
 
     def _saved(self, args: Any, state: Any) -> Mapping[str, Any] | None:
         """The island's part of the checkpoint that the trainer has resumed from."""

@@ -11,13 +11,13 @@ from typing import Any
 from syncer.errors import ConfigError
 from syncer.torch.island import Diloco
 from syncer.torch.trackers import MergeFigures
-from syncer.torch.trainers.membership import Membership, Tracker
+from syncer.torch.trainers.participation import Participation, Tracker
 
 try:
     from lightning.pytorch import Callback
     from lightning.pytorch.utilities.data import extract_batch_size
 except ModuleNotFoundError as error:
-    if error.name != "lightning":
+    if (error.name or "").partition(".")[0] != "lightning":
         raise
     raise ModuleNotFoundError(
         "syncer.torch.trainers.lightning needs Lightning; install it with: "
@@ -44,7 +44,7 @@ class LightningIsland(Callback):  # type: ignore[misc]  # of a library without t
                  **options: Any):
         if tokens is not None and tokens_per_step is not None:
             raise ConfigError("give tokens or tokens_per_step, not both")
-        self._membership = Membership(address, trackers, options | {
+        self._participation = Participation(address, trackers, options | {
             "learner_id": learner_id, "tokens_per_step": tokens_per_step})
         self._tokens_of = extract_batch_size if tokens is None else tokens
         self._state: Mapping[str, Any] | None = None
@@ -52,7 +52,7 @@ class LightningIsland(Callback):  # type: ignore[misc]  # of a library without t
     @property
     def island(self) -> Diloco | None:
         """From the begin of training on."""
-        return self._membership.island
+        return self._participation.island
 
     # --- what the trainer calls ------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class LightningIsland(Callback):  # type: ignore[misc]  # of a library without t
             raise ConfigError("min_epochs and min_steps would train on when the run is over; leave "
                               "them out")
         state, self._state = self._state, None
-        island = self._membership.join(pl_module, trainer.optimizers, state)
+        island = self._participation.join(pl_module, trainer.optimizers, state)
         figures = MergeFigures(island)
 
         @island.on_merge
@@ -72,14 +72,14 @@ class LightningIsland(Callback):  # type: ignore[misc]  # of a library without t
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any,
                              batch_idx: int) -> None:
-        island = self._membership.inside
-        if island is not None and self._membership.counts_tokens:
+        island = self._participation.inside
+        if island is not None and self._participation.counts_tokens:
             island.tokens(self._tokens_of(batch))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any,
                            batch_idx: int) -> None:
         """Before the callbacks that save."""
-        island = self._membership.inside
+        island = self._participation.inside
         if island is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -88,22 +88,22 @@ class LightningIsland(Callback):  # type: ignore[misc]  # of a library without t
         if island.finished:
             trainer.should_stop = True
         if trainer.should_stop or trainer.global_step == trainer.max_steps:
-            self._membership.finish()
+            self._participation.finish()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """As `on_train_batch_end`."""
         if trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs:
-            self._membership.finish()
+            self._participation.finish()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._membership.finish()
+        self._participation.finish()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._membership.leave()
+        self._participation.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing at the end of the run: there is nothing to go on with."""
-        island = self._membership.inside
+        island = self._participation.inside
         return {} if island is None else island.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ Tracker = Callable[[Diloco], Callable[[Status], object]]
 """Given the island that has joined, what shall hear of its merges."""
 
 
-class Membership:
+class Participation:
     """At most one island at a time.
 
     trackers: as `syncer.torch.trackers` has them. options: what `Diloco` takes after the optimizer.
