@@ -62,6 +62,8 @@ class Secured:
 
     def reload(self) -> None:
         """The files are read again; what cannot be used changes nothing."""
+        if not self.timer.active:
+            return  # the server says goodbye
         try:
             self.context = context_of(self.files, server_side=True)
         except ConfigError as error:

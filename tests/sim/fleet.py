@@ -18,7 +18,7 @@ from syncer.exits import Exit
 from syncer.server.addresses import BindError
 from syncer.server.capacity import STRANGERS_MIN
 from syncer.wire.hello import Hello
-from tests.sim import operator, outcome, reader, renumbered, scale, strangers
+from tests.sim import operator, outcome, reader, renumbered, scale, strangers, tls
 from tests.sim.anchors import Anchors, of_process
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import PATH, Disk
@@ -33,6 +33,7 @@ from tests.sim.draw import (
 )
 from tests.sim.history import History, Witness
 from tests.sim.introduced import RunOfFleet
+from tests.sim.intruders import Intruders
 from tests.sim.learner import SimLearner
 from tests.sim.neglect import Neglect
 from tests.sim.network import KEEPALIVE_NS, NO_MEMORY, Network
@@ -77,8 +78,7 @@ class Fleet:
         self.group = rng.choice([None, None, "a group", "eine\nGruppe\x1b[0m"])
         self.settings = draw_settings(world, self.config) | (settings or {}) | (
             LARGE_SETTINGS if self.large else {})
-        self.network = Network(world, self.settings["ns_per_byte"], self.settings["capacity"],
-                               self.settings["spurious"])
+        self.network = self.new_network(with_tls=config is None and seed % 8 == 5)
         weights = {fault: rng.choice([0, 0, 0, 0, 1, 3]) for fault in FAULTS}
         self.faults = [fault for fault, weight in weights.items() for _ in range(weight)]
         if self.config.late_carry or rng.random() < 0.1:
@@ -113,6 +113,18 @@ class Fleet:
         self.neglect = Neglect(self)
         if self.faults:
             world.after(self.fault_gap_ns, self.fault)
+
+    def new_network(self, with_tls: bool) -> Network:
+        """A fleet with TLS is what it would be without."""
+        settings = self.settings
+        if with_tls:
+            self.config = tls.asked_by(self.config, self.seed)
+            settings["capacity"] = max(settings["capacity"], tls.CAPACITY)
+            Intruders(self)
+        network = Network(self.world, settings["ns_per_byte"], settings["capacity"],
+                          settings["spurious"])
+        network.tls = tls.certificates().learners if with_tls else None
+        return network
 
     @cached_property
     def anchors(self) -> Anchors:

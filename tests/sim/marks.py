@@ -9,6 +9,7 @@ from syncer.core import actions as act
 from syncer.core import events as ev
 from syncer.core.rounds.round import RoundState
 from syncer.protocol import NoticeCode
+from tests.sim.intruders import KINDS as INTRUDERS
 
 REQUIRED = frozenset({
     # joining and leaving
@@ -72,6 +73,7 @@ REQUIRED = frozenset({
         "deaf", "dribble", "lose_stream", "no_descriptors", "freeze", "full_tape", "second_server",
         "no_memory", "overflow", "stale", "false_report", "chown", "system_call", "unread", "away",
         "vanish", "ghost", "mute", "second_fleet")),
+    *(f"intruder: {kind}" for kind in INTRUDERS),
     "a broadcast waited for memory", "a computation waited for memory", "told off",
     "log lines lost", "event tape takes nothing", "event tape records lost",
 })

@@ -11,11 +11,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
+from types import EllipsisType
 from typing import Any
 
 from tests.sim.clock import MS, SECOND, World
+from tests.sim.tls import Sealed
 
 PORT = 29400
 KEEPALIVE_NS = 60 * SECOND
@@ -127,11 +130,12 @@ class Wire:
     """One TCP connection, seen by its client.
 
     received(data): bytes have arrived and are read. ended(): the server has closed or reset it, or
-    nobody listens; nothing comes after it.
+    nobody listens; nothing comes after it. tls: what it shows in place of what the fleet does; None
+    where it speaks none.
     """
 
     def __init__(self, network: Network, delay_ns: float, received: Callable[[bytes], None],
-                 ended: Callable[[], None]):
+                 ended: Callable[[], None], tls: ssl.SSLContext | EllipsisType | None = ...):
         world = network.world
         self.network = network
         self.world = world
@@ -151,6 +155,10 @@ class Wire:
         self.up.drained = self._flush
         self.down.arrived = self._read
         world.after(self.up.delay_ns, self._dialed)
+        context = network.tls if isinstance(tls, EllipsisType) else tls
+        self.sealed = None if context is None else Sealed(context)
+        if self.sealed is not None:
+            self._send(self.sealed.begin())
 
     def _dialed(self) -> None:
         """The first packet reaches the server's machine."""
@@ -165,6 +173,10 @@ class Wire:
     def write(self, data: bytes) -> None:
         """Send, when there is room: a client's program waits with what does not fit."""
         if not (self.over or self.drowned):
+            self._send(data if self.sealed is None else self.sealed.seal(data))
+
+    def _send(self, data: bytes) -> None:
+        if data:
             self.backlog.append(data)
             self._flush()
 
@@ -181,9 +193,21 @@ class Wire:
 
     def _read(self) -> None:
         while self.reading and not self.over and self.down.inbox:
-            self.received(bytes(self.down.take(len(self.down.inbox))))
+            self._take(bytes(self.down.take(len(self.down.inbox))))
         if self.reading and not self.over and self.down.eof:
             self.end()
+
+    def _take(self, data: bytes) -> None:
+        if self.sealed is not None:
+            try:
+                data, answer = self.sealed.open(data)
+            except ssl.SSLError:                  # the server wants nothing of what was shown
+                self.close()
+                self.ended()
+                return
+            self._send(answer)
+        if data:
+            self.received(data)
 
     def drown(self) -> None:
         """Nothing of it ever reaches the server, and the client believes that it does."""
@@ -223,7 +247,8 @@ class Wire:
         whole = not self.backlog and self.up.held == len(self.up.inbox)
         self.up.dead = self.down.dead = True
         if stray and whole:
-            self.world.after(stray_ns, self._stray, stray)
+            said = stray if self.sealed is None else self.sealed.seal(stray)
+            self.world.after(stray_ns, self._stray, said)
         self.world.after(KEEPALIVE_NS, self.socket.fail, errno.ETIMEDOUT)
         self.end()
 
@@ -336,6 +361,9 @@ class SimSocket:
             down.full = True
         return min(len(data), room)
 
+    def send(self, data: Any) -> int:
+        return self.sendmsg([data])
+
     def shutdown(self, how: int) -> None:
         self._raise()
         self.wire.network.call("shutdown")
@@ -425,7 +453,8 @@ class Listener:
 class Network:
     """All wires of a run lead to one port. `spurious`: a wait may end although nothing is there.
 
-    failing: error numbers of the system's next answers to a call of this name.
+    failing: error numbers of the system's next answers to a call of this name. tls: what the fleet
+    shows; None if it speaks no TLS.
     """
 
     CALLS = ("register", "modify", "setsockopt", "recv_into", "sendmsg", "shutdown")
@@ -436,6 +465,7 @@ class Network:
         self.capacity = capacity
         self.spurious = spurious
         self.listener: Listener | None = None
+        self.tls: ssl.SSLContext | None = None
         self.number = 0
         self.uplink = Uplink()
         self.failing: dict[str, deque[int]] = {name: deque() for name in self.CALLS}

@@ -21,12 +21,16 @@ STAYS_MS_MAX = 60_000
 
 
 class Stranger:
-    """Connects at once, says one thing, and leaves after `stays_ns` unless it is closed before."""
+    """Connects at once, says one thing, and leaves after `stays_ns` unless it is closed before.
 
-    def __init__(self, fleet: Any, said: bytes, stays_ns: float):
+    tls: as of a `Wire`.
+    """
+
+    def __init__(self, fleet: Any, said: bytes, stays_ns: float, tls: Any = ...):
         self.closed = False
         self.answer = bytearray()
-        self.wire = Wire(fleet.network, fleet.network.delay_ns(), self.answer.extend, self.ended)
+        self.wire = Wire(fleet.network, fleet.network.delay_ns(), self.answer.extend, self.ended,
+                         tls)
         if said:
             self.wire.write(said)
         fleet.world.after(stays_ns, self.leave)

@@ -17,13 +17,20 @@ from syncer.checkpoint.lineage import Origin
 from syncer.server.capacity import FILES_RESERVED, Descriptors
 from syncer.server.log import Lines
 from syncer.server.loop import READ, WRITE, Handler, Loop, Timer
+from syncer.server.notify import ServiceManager
 from syncer.server.system import System, Usage
 from syncer.server.workers import Job, JobQueue, run_job
 from syncer.streams import Backlog
+from syncer.tls import TlsSocket
 from tests.sim.clock import MS, SECOND, World
 from tests.sim.disk import Disk, SimFiles
 from tests.sim.lane import Killed, SimLane
 from tests.sim.network import Listener, Network
+
+
+def below(sock: Any) -> Any:
+    """The simulated socket, which TLS may be on."""
+    return sock.sock if isinstance(sock, TlsSocket) else sock
 
 
 class SimLoop(Loop):
@@ -48,6 +55,7 @@ class SimLoop(Loop):
         return self.world.now_ns
 
     def register(self, sock: Any, events: int, handler: Handler) -> None:
+        sock = below(sock)
         assert sock not in self.waiting, "registered twice"
         assert sock.fileno() >= 0, "registered after it was closed"
         self.network.call("register")
@@ -55,6 +63,7 @@ class SimLoop(Loop):
         self._watch(sock, events, handler)
 
     def modify(self, sock: Any, events: int, handler: Handler) -> None:
+        sock = below(sock)
         assert sock in self.waiting, "modified, and not registered"
         try:
             self.network.call("modify")
@@ -68,6 +77,7 @@ class SimLoop(Loop):
         self.touch(sock)
 
     def unregister(self, sock: Any) -> None:
+        sock = below(sock)
         sock.touched = None
         del self.waiting[sock]
         self.hot.pop(sock, None)
@@ -76,7 +86,7 @@ class SimLoop(Loop):
         self.stir()
 
     def unacknowledged(self, sock: Any) -> int:
-        return sock.unacknowledged
+        return below(sock).unacknowledged
 
     def call_at(self, when_ns: int, callback: Callable[[], Any]) -> Timer:
         timer = super().call_at(when_ns, callback)
@@ -298,6 +308,25 @@ class SimAside:
         return self.backlog.left
 
 
+class SimManager(ServiceManager):
+    """Hears how the process stands, in the order in which a process may say it."""
+
+    def __init__(self) -> None:
+        self.status, self.due_ns, self.address = "", 0, "the service manager"
+        self.said: list[str] = []
+        self.socket = self                        # which is closed with the last word
+
+    def close(self) -> None:
+        assert self.said[-1] == "STOPPING=1", self.said[-1]
+
+    def sendto(self, data: bytes, address: str) -> None:
+        line, *rest = data.decode().split("\n")
+        assert (line == "READY=1") == (not self.said), f"{line} behind {self.said}"
+        assert self.said[-1:] != ["STOPPING=1"], f"{line} behind the last word"
+        assert all(each.startswith("STATUS=") for each in rest), rest
+        self.said.append(line)
+
+
 class SimSystem(System):
     """The ports of one process."""
 
@@ -363,8 +392,9 @@ class SimSystem(System):
     def origin(self) -> Origin:
         return Origin(self.world.births.getrandbits(64) | 1, self.world.now_ns // SECOND)
 
-    def service_manager(self) -> None:
-        """There is none."""
+    def service_manager(self) -> SimManager | None:
+        """Every other process was started by one."""
+        return SimManager() if self.network.number % 2 else None
 
     def usage(self) -> Usage:
         return Usage(0.0, 0)

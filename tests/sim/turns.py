@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from syncer.server import catchups
+from syncer.tls import TlsSocket
 
 SIZES = ("SHARE_BYTES", "BEGIN_BYTES", "FLOOR_BYTES", "LEAST_SHARE_BYTES", "TAIL_BYTES")
 WAITED_FOR: dict[Any, int] = {}
@@ -15,6 +16,8 @@ WAITED_FOR: dict[Any, int] = {}
 SMALL_BYTES = 1024
 """Of who has introduced himself: WELCOME, notices, and a reader's LAYOUT and manifests, which are
 small beside any real model and wait for no turn. And of who has just been caught up: his pull."""
+SEALING_BYTES = 8 * 22
+"""What TLS adds to the few records of one that is throttled; a limit is for what they carry."""
 
 
 @contextmanager
@@ -83,5 +86,6 @@ class LineCheck:
             self.others[group] = group.in_flight()
         bound = self.most + sum(self.others.values()) + SMALL_BYTES * sum(
             turn.reads or group.extended or (turn.begun and not group.outbox.catching_up)
-            for group, turn in turns.line.items())
+            for group, turn in turns.line.items()) + SEALING_BYTES * sum(
+            isinstance(group.control.sock, TlsSocket) for group in turns.line)
         assert on_the_way <= bound, f"{on_the_way} bytes of catch-ups are on their way, not {bound}"
