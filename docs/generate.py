@@ -47,6 +47,9 @@ PARTS = {
     "limits": "docs.measured:limits",
     "peers": "docs.measured:peers",
     "peers-killed": "docs.measured:peers_killed",
+    "parity": "experiments.tables:parity_in_docs",
+    "straggler": "experiments.tables:straggler_in_docs",
+    "chaos": "experiments.tables:chaos_in_docs",
     "predictions": "docs.predictions:table",
     "mutation-table": "tests.rules:mutation_table",
 }

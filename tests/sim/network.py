@@ -28,15 +28,18 @@ NO_MEMORY = 0
 """In the place of an error number: Python itself has none."""
 
 
-class Uplink:
-    """What all bytes of the server pass, one after the other. At 0 ns each it is no bottleneck."""
+class Bottleneck:
+    """What all bytes of one direction pass at the server, one after the other. At 0 ns each it is
+    none, and only counts them."""
 
     def __init__(self, ns_per_byte: float = 0.0):
         self.ns_per_byte = ns_per_byte
         self.free_ns = 0.0
+        self.bytes = 0
 
     def passed_ns(self, now_ns: int, count: int) -> float:
         """When so many more bytes have passed it."""
+        self.bytes += count
         if not self.ns_per_byte:
             return now_ns
         self.free_ns = max(now_ns, self.free_ns) + count * self.ns_per_byte
@@ -47,9 +50,9 @@ class Pipe:
     """One direction of a wire. Calls `arrived` at the receiver, `drained` at the sender."""
 
     def __init__(self, world: World, delay_ns: float, ns_per_byte: float, capacity: int,
-                 uplink: Uplink):
+                 bottleneck: Bottleneck):
         self.world = world
-        self.uplink = uplink
+        self.bottleneck = bottleneck
         self.delay_ns = delay_ns
         self.ns_per_byte = ns_per_byte
         self.capacity = capacity
@@ -94,7 +97,7 @@ class Pipe:
         return found
 
     def _arrival_ns(self, count: int) -> int:
-        begin = max(self.uplink.passed_ns(self.world.now_ns, count), self.free_ns)
+        begin = max(self.bottleneck.passed_ns(self.world.now_ns, count), self.free_ns)
         self.free_ns = begin + count * self.ns_per_byte
         jitter = self.world.rng.random() * self.delay_ns
         self.last_ns = max(self.last_ns, int(self.free_ns + self.delay_ns + jitter))
@@ -142,8 +145,8 @@ class Wire:
         self.received, self.ended = received, ended
         # A far peer has larger buffers: nobody gets less than about 4 kB/s.
         rate, capacity = network.ns_per_byte, max(network.capacity, int(4 * delay_ns / MS))
-        self.up = Pipe(world, delay_ns * world.between(1, 3), rate, capacity, Uplink())
-        self.down = Pipe(world, delay_ns * world.between(1, 3), rate, capacity, network.uplink)
+        self.up = Pipe(world, delay_ns * world.between(1, 3), rate, capacity, network.incoming)
+        self.down = Pipe(world, delay_ns * world.between(1, 3), rate, capacity, network.outgoing)
         self.socket = SimSocket(self, network.next_number())
         self.backlog: deque[bytes] = deque()
         self.reading = True
@@ -467,7 +470,7 @@ class Network:
         self.listener: Listener | None = None
         self.tls: ssl.SSLContext | None = None
         self.number = 0
-        self.uplink = Uplink()
+        self.incoming, self.outgoing = Bottleneck(), Bottleneck()
         self.failing: dict[str, deque[int]] = {name: deque() for name in self.CALLS}
 
     def call(self, name: str) -> None:

@@ -43,7 +43,7 @@ class Joining:
         for learner in self.late:
             learner.process += 1                  # it has not been started yet
         fleet.network.delay_ns = lambda: 0.1 * MS
-        fleet.network.uplink.ns_per_byte = UPLINK_NS_PER_BYTE
+        fleet.network.outgoing.ns_per_byte = UPLINK_NS_PER_BYTE
 
     @property
     def scheduler(self):

@@ -14,13 +14,13 @@ from syncer.flags import markdown_table as server_flags
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")})
 SOURCES = [path for pattern in ("syncer/**/*.py", "syncer/**/*.pyx", "tests/**/*.py", "csrc/*.[ch]",
-                                "benchmarks/**/*.py",
+                                "benchmarks/**/*.py", "experiments/**/*.py",
                                 "setup.py", "docs/*.py", ".ci/*", "Makefile")
            for path in ROOT.glob(pattern) if path.is_file()]
-FOLDERS = "syncer|csrc|tests|docs|benchmarks|examples|\\.ci"
+FOLDERS = "syncer|csrc|tests|docs|benchmarks|experiments|examples|\\.ci"
 NAMED = re.compile(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./*-]*[\w*])(?:::(\w+))?")
 MAKE = re.compile(r"(?:`|^|&& )make ([a-z-]+)", re.MULTILINE)
-MODULE = re.compile(r"python -m ((?:syncer|tests|benchmarks)[\w.]*)")
+MODULE = re.compile(r"python -m ((?:syncer|tests|benchmarks|experiments)[\w.]*)")
 COMMAND = re.compile(r"(?<!\| )`syncer ([a-z]+)")  # at the head of a table row: a log message
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 TOOLS_OWN = {"--args", "--benchmark-only"}
