@@ -50,6 +50,8 @@ PARTS = {
     "parity": "experiments.tables:parity_in_docs",
     "straggler": "experiments.tables:straggler_in_docs",
     "chaos": "experiments.tables:chaos_in_docs",
+    "sweep": "experiments.tables:sweep_in_docs",
+    "staleness": "experiments.tables:staleness_in_docs",
     "predictions": "docs.predictions:table",
     "mutation-table": "tests.rules:mutation_table",
 }

@@ -142,3 +142,15 @@ def staleness(found: Found, file: str) -> None:
         panel.set_title(f"links: {link}", fontsize=10, loc="left")
     axes[-1].set_yticklabels([])
     keep(figure, file)
+
+
+def outer(found: Found, file: str) -> None:
+    """Loss, a bar a variant, a panel a fleet."""
+    fleets = group(found["cells"], "size", "learners")
+    figure, axes = panels(len(fleets), "The outer step", found, 4.4)
+    for panel, ((size, learners), cells) in zip(axes, fleets.items(), strict=True):
+        bars(panel, [(name, same) for (name,), same in group(cells, "variant").items()], "loss",
+             "bits per held-out byte")
+        panel.set_title(f"{size} model, {learners} learners", fontsize=10, loc="left")
+    axes[-1].set_yticklabels([])
+    keep(figure, file)

@@ -75,6 +75,10 @@ def in_docs(name: str) -> Callable[[], str]:
 parity_in_docs = in_docs("parity")
 
 
+def rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def sweep(found: Found) -> str:
     """A row an H and format: traffic, loss against f32 with the same H, and time to the target."""
     cells = found["cells"]
@@ -85,7 +89,7 @@ def sweep(found: Found) -> str:
             same, [cell for cell in cells if cell["h"] == h and cell["up"] == cells[0]["up"]]))
         sizes = (mean(free, key) / free[0]["seconds"] for key in ("up_bytes", "down_bytes"))
         rows.append([
-            str(h), up, down, " / ".join(f"{1000 * size:.3g}" for size in sizes),
+            str(h), up, down, " / ".join(rounded(1000 * size) for size in sizes),
             spread([cell["loss"] for cell in free]),
             percent(mean(free, "loss") / mean(f32, "loss") - 1)])
         for link in links:
@@ -162,3 +166,24 @@ def against(cells: list[Found], others: list[Found]) -> str:
 
 
 staleness_in_docs = in_docs("staleness")
+
+
+def outer(found: Found) -> str:
+    """A row a variant; for each fleet its loss, against the first one with the same seeds."""
+    fleets = group(found["cells"], "size", "learners")
+    groups = group(found["cells"], "variant", "size")
+    first = found["cells"][0]["variant"]
+    rows = []
+    for (variant,), _ in group(found["cells"], "variant").items():
+        row = [variant]
+        for size, _ in fleets:
+            cells = groups[variant, size]
+            row += [spread([cell["loss"] for cell in cells]), against(cells, groups[first, size])]
+        rows.append(row)
+    names = [f"{size}, {learners} learners" for size, learners in fleets]
+    return said(found, markdown(
+        ["outer learning rate", *(text for name in names for text in (
+            name, "against the first"))], rows))
+
+
+outer_in_docs = in_docs("outer")

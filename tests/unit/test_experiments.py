@@ -5,7 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from experiments import chaos, command, parity, plot, straggler, sweep, tables
+from experiments import (
+    chaos,
+    command,
+    outer,
+    parity,
+    plot,
+    staleness,
+    straggler,
+    sweep,
+    tables,
+)
 from experiments.model import BITS_PER_NAT, SIZES, Batches, Model, Trainer, synchronous
 from experiments.world import SCALE, Fleet, Setting
 
@@ -84,7 +94,8 @@ def test_who_is_killed_comes_back_and_nothing_merged_is_lost():
     assert max(fleet.gaps_s()) > 5 > max(fleet.gaps_s([40.0]))
 
 
-@pytest.mark.parametrize("experiment", [parity, sweep, straggler, chaos])
+@pytest.mark.parametrize("experiment", [
+    parity, sweep, straggler, chaos, staleness, outer])
 def test_an_experiment_is_one_command(experiment, tmp_path, capsys):
     files = [tmp_path / "found.json", tmp_path / "picture.png"]
     given = ["--quick", "--json", str(files[0]), "--png", str(files[1])]
@@ -113,3 +124,27 @@ def test_the_gates_of_parity_hold_in_what_was_measured():
         loss = tables.mean(groups[size, 4], "loss")
         assert loss < 1.10 * tables.mean(groups[size, 4], "bound")
         assert loss < 1.01 * tables.mean(groups[size, 2], "bound")
+
+
+def test_four_bits_both_ways_are_within_a_percent_of_bf16_and_the_fastest_on_slow_links():
+    cells = tables.read("sweep")["cells"]
+    of = tables.group(cells, "h", "link", "up", "down")
+    for h in (2, 8, 24, 96):
+        q4, bf16 = (tables.mean(of[h, "no limit", form, form], "loss") for form in ("q4", "bf16"))
+        assert abs(q4 / bf16 - 1) < 0.01
+    times = {key[2:]: same[0]["to_target_s"] or 1e9
+             for key, same in of.items() if key[:2] == (24, "100 Mb/s")}
+    assert min(times, key=times.get) == ("q4", "q4")
+    assert times["q4", "q4"] < 0.6 * times["bf16", "bf16"]
+
+
+def test_a_rate_by_merge_that_is_constant_is_the_flag():
+    losses = []
+    for rounds, rate in (({"outer_lr": 0.4}, None), ({}, lambda fragment, merges: 0.4), ({}, None)):
+        fleet = Fleet(Setting(SIZE, 1, 4e-3, 2, 24, h=8, rounds=rounds))
+        fleet.play(lambda fleet=fleet: fleet.began_ns is not None)
+        if rate is not None:
+            outer.follow(fleet.server.server.session.merging.store, rate)
+        fleet.play()
+        losses.append(fleet.loss)
+    assert losses[0] == losses[1] != losses[2]
