@@ -78,9 +78,11 @@ static void decode_range(void *context, int part, size_t begin, size_t end) {
     bad_set(&job->bad, part, begin, found, n);
 }
 
-int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, int negate, int threads) {
+int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, size_t whole, int negate,
+                  int threads) {
+    int moves = src != (const uint8_t *)out; /* what is read in its place is in the cache by then */
     decode_job job = {.dtype = dtype,
-                      .stream = n * sizeof(float) >= STREAM_BYTES,
+                      .stream = moves && (n > whole ? n : whole) >= STREAM_BYTES / sizeof(float),
                       .src = src,
                       .out = out,
                       .flip = negate ? SK_SIGN : 0};

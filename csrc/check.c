@@ -143,12 +143,12 @@ static void golden_codecs(check *c, float **v, int threads) {
     sk_encode_q4(v[G0], wire, GOLDEN_N, threads);
     sk_check_digest(c, "q4 encode", wire, q4_bytes,
                     "acb4ca6a450b1c497dad16f9fe7cbe32ea73649ea34d33c0dfb6cb14baf8fa9d");
-    if (sk_decode(SK_DTYPE_Q4, wire, v[OUT], GOLDEN_N, 0, threads) != -1)
+    if (sk_decode(SK_DTYPE_Q4, wire, v[OUT], GOLDEN_N, GOLDEN_N, 0, threads) != -1)
         sk_check_failed(c, "q4 decode", GOLDEN_N);
     sk_check_digest(c, "q4 decode", v[OUT], GOLDEN_N * sizeof(float),
                     "95c11212e7a448b6b0c872b906b7510fc7d11df3f563dfb1cd74e03862514c68");
     sk_encode_range(SK_DTYPE_F32, v[G0], GOLDEN_N, 0, 4 * GOLDEN_N, wire, threads);
-    if (sk_decode(SK_DTYPE_F32, wire, v[OUT], GOLDEN_N, 1, threads) != -1)
+    if (sk_decode(SK_DTYPE_F32, wire, v[OUT], GOLDEN_N, GOLDEN_N, 1, threads) != -1)
         sk_check_failed(c, "f32 decode", GOLDEN_N);
     sk_check_digest(c, "f32 decode", v[OUT], GOLDEN_N * sizeof(float),
                     "52cad6f442d87d797e364e7eed168dc0e28f9bd7379bf2c6d02edc7d1a7ba11e");

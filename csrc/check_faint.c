@@ -47,7 +47,7 @@ static void faint_codecs(check *c, float **v, int threads) {
     sk_encode_q4(v[0], wire, FAINT_N, threads);
     sk_check_digest(c, "q4 encode of faint values", wire, bytes,
                     "9bf6aa66662c20dc28cd2fc64b2b8a42b9b52474d4f66ce158dec03fb7e92e37");
-    if (sk_decode(SK_DTYPE_Q4, wire, v[2], FAINT_N, 0, threads) != -1)
+    if (sk_decode(SK_DTYPE_Q4, wire, v[2], FAINT_N, FAINT_N, 0, threads) != -1)
         sk_check_failed(c, "q4 decode of faint values", FAINT_N);
     sk_check_digest(c, "q4 decode of faint values", v[2], FAINT_N * sizeof(float),
                     "0f940affc59ef60b33b81f27a55c4de220790144d8d991fa8a6cb7f1c7603742");

@@ -112,7 +112,10 @@ void sk_sha256_pair(const uint8_t *a, size_t na, const uint8_t *b, size_t nb, ui
 
 enum sk_dtype { SK_DTYPE_F32 = 1, SK_DTYPE_BF16 = 2, SK_DTYPE_Q4 = 3 }; /* as on the wire */
 
-int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, int negate, int threads);
+/* whole: elements of the array that `out` is a part of; what is large is written past the cache,
+ * however small its parts are. */
+int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, size_t whole, int negate,
+                  int threads);
 void sk_encode_bf16(const float *src, uint8_t *out, size_t n, int threads);
 void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads);
 /* change = q4(values - base), out = base + change: base and out are f32 or bf16 bytes, as `dtype`

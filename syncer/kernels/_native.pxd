@@ -1,5 +1,5 @@
-# C surface of csrc/syncer_kernels.h for _native.pyx, and, at the end, what the merge room cimports.
-# _native alone links csrc: another module calls it through these four functions.
+# C surface of csrc/syncer_kernels.h for _native.pyx, and, at the end, what other rooms cimport.
+# _native alone links csrc: another module calls it through these five functions.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
@@ -69,8 +69,8 @@ cdef extern from "syncer_kernels.h" nogil:
     void sk_sha256_pair(const uint8_t *a, size_t na, const uint8_t *b, size_t nb, uint8_t *out_a,
                         uint8_t *out_b) noexcept
 
-    int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, int negate,
-                      int threads) noexcept
+    int64_t sk_decode(int dtype, const uint8_t *src, float *out, size_t n, size_t whole,
+                      int negate, int threads) noexcept
     void sk_encode_bf16(const float *src, uint8_t *out, size_t n, int threads) noexcept
     void sk_encode_q4(const float *src, uint8_t *out, size_t n, int threads) noexcept
     int64_t sk_encode_change(int dtype, const float *values, const uint8_t *base, uint8_t *change,
@@ -99,7 +99,10 @@ cdef extern from "syncer_kernels.h" nogil:
                           int threads) noexcept
 
 
-# The three jobs of csrc/syncer_merge.h and its total. Nothing is checked here.
+# The three jobs of csrc/syncer_merge.h, its total, and sk_decode by one thread. Nothing is checked
+# here.
+cdef int64_t decode_part(int dtype, const uint8_t *src, float *out, size_t n, size_t whole,
+                         bint negate) noexcept nogil
 cdef void merge_fragment(sm_merge_job *job) noexcept nogil
 cdef void fold_add(sm_fold_job *job) noexcept nogil
 cdef void gradient_norms(sm_norms_job *job) noexcept nogil

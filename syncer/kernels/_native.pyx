@@ -188,12 +188,13 @@ cdef class Sha256:
 
 # ------------------------------------------------------------------ codecs
 
-def decode(int dtype, src, out, bint negate, threads=1):
+def decode(int dtype, src, out, bint negate, threads=1, size_t whole=0):
     """Decodes wire bytes into an f32 array in one pass; `negate` flips every sign bit.
 
     dtype: 1 f32, 2 bf16, 3 q4. Returns the index of the first value that is not finite (q4: of the
-    first block with a bad scale), or -1. All of `out` is written in both cases. Raises ValueError
-    for another dtype or lengths that do not fit, TypeError when `out` is not f32."""
+    first block with a bad scale), or -1. All of `out` is written in both cases. whole: elements of
+    what `out` is a part of; what is large is written past the cache. Raises ValueError for another
+    dtype or lengths that do not fit, TypeError when `out` is not f32."""
     cdef _Buffers held = _Buffers()
     cdef size_t nbytes, n
     cdef int parts = check_threads(threads)
@@ -202,7 +203,7 @@ def decode(int dtype, src, out, bint negate, threads=1):
     cdef int64_t bad
     check_wire_bytes("src", dtype, n, nbytes)
     with nogil:
-        bad = sk_decode(dtype, start, target, n, negate, parts)
+        bad = sk_decode(dtype, start, target, n, whole, negate, parts)
     return bad
 
 
@@ -379,6 +380,11 @@ cdef void fold_add(sm_fold_job *job) noexcept nogil:
 
 cdef void gradient_norms(sm_norms_job *job) noexcept nogil:
     sm_norms(job)
+
+
+cdef int64_t decode_part(int dtype, const uint8_t *src, float *out, size_t n, size_t whole,
+                         bint negate) noexcept nogil:
+    return sk_decode(dtype, src, out, n, whole, negate, 1)
 
 
 cdef double fragment_total(const sm_plan *plan, const double *row) noexcept nogil:

@@ -55,6 +55,21 @@ def test_sha256_copy_branches_the_stream() -> None:
     assert branch.digest() == hashlib.sha256(b"common right").digest()
 
 
+@pytest.mark.parametrize("dtype", [1, 2, 3])
+def test_parts_of_what_is_large_are_decoded_to_the_same_bits(dtype: int) -> None:
+    """They are written past the cache, each from where it begins."""
+    rng = np.random.default_rng(dtype)
+    wire = rng.integers(0, 0x3F, tensor_bytes(5 * 256, dtype), np.uint8)
+    at_once, parts = np.empty(5 * 256, F32), np.empty(5 * 256, F32)
+    assert testing.decode(dtype, wire, at_once, True) == -1
+    unit = len(wire) // 5
+    for i in range(5):
+        bad = testing.decode(dtype, wire[i * unit : (i + 1) * unit],
+                             parts[i * 256 : (i + 1) * 256], True, 1, 1 << 40)
+        assert bad == -1
+    assert bits(parts) == bits(at_once)
+
+
 def test_decode_flips_the_sign_of_zero_and_reports_the_first_bad_index() -> None:
     wire = f32(0.0, -0.0, 1.5, np.inf, np.nan)
     out = np.empty(5, F32)
