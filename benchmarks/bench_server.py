@@ -42,8 +42,8 @@ from syncer.protocol import (  # noqa: E402
     bulk_dtype,
     tensor_bytes,
 )
-from syncer.server.arrivals import DECODERS  # noqa: E402
 from syncer.server.conn import Channel  # noqa: E402
+from syncer.server.decoded import DECODERS  # noqa: E402
 from syncer.server.group import Group, Reports  # noqa: E402
 from syncer.server.selector import SelectorLoop  # noqa: E402
 from syncer.server.wire_version import WireVersion  # noqa: E402

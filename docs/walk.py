@@ -18,7 +18,7 @@ class Stop(NamedTuple):
 
 
 IN = (
-    Stop("syncer/server/conn.pyx", "_read", "bytes are received into their final place"),
+    Stop("syncer/server/conn.pyx", "_read", "bytes are received where their reader says"),
     Stop("syncer/wire/frames.pyx", "FrameReader", "header, limit, range, destination"),
     Stop("syncer/wire/payload.pyx", "allocate", "memory, once the length is known to be right"),
     Stop("syncer/server/group.pyx", "on_frame", "which learner's it is"),
@@ -26,10 +26,11 @@ IN = (
     Stop("syncer/wire/messages.py", "parse_push", "the fields"),
     Stop("syncer/server/decoded.pyx", "Decoded", "whose memory the values are"),
     Stop("syncer/merge/buffers.pyx", "take", "memory for them, used again"),
-    Stop("syncer/server/arrivals.py", "go_on", "decoded as far as it is there"),
+    Stop("syncer/server/arrivals.py", "expect", "who decodes it, and where it is received"),
+    Stop("syncer/server/arrival.pyx", "came", "decoded as far as it is there"),
     Stop("syncer/server/shortage.py", "submit", "and again, should there be no memory"),
     Stop("syncer/server/workers.py", "run_job", "off the loop's thread"),
-    Stop("syncer/kernels/_native.pyx", "decode_bf16", "f32 values, negated, all finite"),
+    Stop("syncer/kernels/_native.pyx", "decode_part", "f32 values, negated, all finite"),
     Stop("csrc/arrays.c", "sk_decode", "in chunks over threads"),
     Stop("csrc/codec_x86_avx2.c", "bf16", "one file per instruction set"),
     Stop("syncer/server/loop.pyx", "post", "back to the loop's thread"),

@@ -1,4 +1,4 @@
-"""Tensors that are hashed, decoded and checked while they arrive, as far as they are there.
+"""Who works on tensors that arrive, and when: on the spot, or workers that hash and decode.
 
 It must not know what a message is for, nor when it counts: one that never ends has no effect.
 """
@@ -10,19 +10,20 @@ from contextlib import suppress
 from functools import partial
 
 from syncer import kernels
-from syncer.core import events
-from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Q4_BLOCK, Q4_BLOCK_BYTES
-from syncer.server.decoded import DECODERS, Decoded
+from syncer.server.arrival import Arrival
 from syncer.server.group import Group
 from syncer.server.workers import Job, Workers
+from syncer.wire.frames import SINK_LEAD
+from syncer.wire.payload import Payload, space
 
-UNITS = {DTYPE_F32: (64, 16), DTYPE_BF16: (64, 32), DTYPE_Q4: (Q4_BLOCK_BYTES, Q4_BLOCK)}
-"""Bytes and elements of what is worked on as a whole: a block of q4, or"""
-HASH_UNIT_BYTES = 64
-"""of SHA-256, whose streams are interleaved while they are at multiples of it."""
+ROOM_BYTES = 512 << 10
+"""What is received at once of a push, to be decoded at once. A larger room does not stay in the
+cache of a core, beside what the kernel copies from; a smaller one takes more calls."""
 STEP_ELEMENTS = 2 << 20
-"""What is decoded at a time: 8 MiB of f32, which kernels write past the cache where it is not their
-own place. It takes a third of a millisecond."""
+"""What a worker decodes at least at a time, and the loop's thread at most of what is left at the
+end: 8 MiB of f32, a third of a millisecond."""
+HASH_UNIT_BYTES = 64
+"""Of SHA-256, whose streams are interleaved while they are at multiples of it."""
 HASH_STEP_BYTES = 1 << 20
 HASH_ONE_BYTES, HASH_TWO_BYTES = 4 << 20, 16 << 20
 """What one job hashes at most of each message: a lone one soon looks for another to be paired with,
@@ -31,72 +32,19 @@ WARM_BYTES = 256 << 10
 """Hashed and then decoded: it is in the cache of the core the second time."""
 
 
-class Arrival:
-    """The tensor of one message of `group`; `event` makes its event of the whole values.
-
-    Every step leaves it whole, so that work that finds no memory can be done again.
-
-    Large: half of its attributes say what the message is, the others how far it is.
-    """
-
-    __slots__ = ("bad", "decode", "decoded", "done", "event", "group", "hashed", "name", "negate",
-                 "over", "sha", "size", "tensor", "there", "units", "working")
-
-    def __init__(self, group: Group, name: str, tensor: memoryview, dtype: int, *,
-                 decoded: Decoded, event: Callable[[Decoded], events.Event], initial: bool = False):
-        self.group, self.name, self.decoded, self.event = group, name, decoded, event
-        self.decode, self.units = DECODERS[dtype], UNITS[dtype]
-        self.tensor: memoryview | None = tensor
-        """The wire bytes, until all are decoded."""
-        self.size = len(tensor)
-        self.negate = not initial
-        self.sha = kernels.Sha256() if initial else None
-        self.there = self.hashed = self.done = 0
-        """Bytes that have come without a gap, that were hashed, and that were decoded."""
-        self.bad = -1
-        """First element that is not finite."""
-        self.working = self.over = False
-
-    @property
-    def finished(self) -> bool:
-        """Everything is decoded, and no worker has it."""
-        return self.done == self.size and not self.working
-
-    def ready(self, most: int) -> int:
-        """Up to where it can be worked on now, `most` bytes at a time."""
-        end = min(self.there, self.done + most)
-        return end if end == self.size else end - end % self.units[0]
-
-    def work(self, end: int) -> None:
-        """All up to `end`, which `ready` gave."""
-        if self.sha is None:
-            self.decode_to(end)
-            return
-        self.decode_to(self.hashed)
-        while self.hashed < end:
-            upto = min(self.hashed + WARM_BYTES, end)
-            self.sha.update(self.bytes(self.hashed, upto))
-            self.hashed = upto
-            self.decode_to(upto)
-        if self.done == self.size:
-            self.decoded.digest = self.sha.digest()
-
-    def bytes(self, start: int, end: int) -> memoryview:
-        assert self.tensor is not None  # not all is decoded
-        return self.tensor[start:end]
-
-    def decode_to(self, end: int) -> None:
-        if end == self.done:
-            return
-        unit, elements = self.units
-        first, last = self.done // unit * elements, -(-end // unit) * elements
-        bad = self.decode(self.bytes(self.done, end), self.decoded.buffer[first:last], self.negate,
-                          1)
-        if bad >= 0 and self.bad < 0:
-            self.bad = first + bad
-        self.done = end
-        if end == self.size:
-            self.tensor = None
+def work(arrival: Arrival, end: int) -> None:
+    """All up to `end`, which `ready` gave."""
+    if arrival.sha is None:
+        arrival.decode_to(end)
+        return
+    arrival.decode_to(arrival.hashed)
+    while arrival.hashed < end:
+        upto = min(arrival.hashed + WARM_BYTES, end)
+        arrival.sha.update(arrival.bytes(arrival.hashed, upto))
+        arrival.hashed = upto
+        arrival.decode_to(upto)
+    if arrival.done == arrival.size:
+        arrival.decoded.digest = arrival.sha.digest()
 
 
 def hash_two(first: Arrival, first_end: int, second: Arrival, second_end: int) -> None:
@@ -118,7 +66,7 @@ def hash_two(first: Arrival, first_end: int, second: Arrival, second_end: int) -
         second.decode_to(ends[1])
     for arrival, end in (first, first_end), (second, second_end):
         if end - arrival.hashed < WARM_BYTES:  # no more: what is left may find another partner
-            arrival.work(end)
+            work(arrival, end)
 
 
 class Arrivals:
@@ -132,12 +80,38 @@ class Arrivals:
         self.aside = helpers.count > 2
         """There are cores for values that are written elsewhere. With two, that which has received
         the bytes has them in its cache. Values that stay where they are never leave it."""
+        room = space(SINK_LEAD + ROOM_BYTES).obj
+        assert isinstance(room, Payload)
+        self.room = room
         self.initial: list[Arrival] = []
         """Those to be hashed, the oldest first."""
         self.hashing = 0
 
-    def go_on(self, arrival: Arrival) -> None:
-        """More of it has come."""
+    def by_piece(self, arrival: Arrival) -> bool:
+        """Whether it is decoded on the spot, in any order."""
+        return arrival.sha is None and (arrival.decoded.in_place or not self.aside)
+
+    def expect(self, arrival: Arrival) -> None:
+        """It is going to come in pieces."""
+        if not self.by_piece(arrival):
+            arrival.expect(None, self._go_on)
+        else:  # bytes that may be needed again are received where they belong
+            arrival.expect(None if arrival.decoded.tensor is not None else self.room, None)
+
+    def whole(self, arrival: Arrival) -> None:
+        """All of it has come."""
+        arrival.there = arrival.size
+        if not self.by_piece(arrival):
+            self._go_on(arrival)
+            return
+        if sum(end - start for start, end in arrival.left()) <= self.step(arrival):
+            with suppress(MemoryError):  # a worker's then, where memory is waited for
+                arrival.finish()
+        if not arrival.finished:
+            self._submit([arrival], arrival.finish)
+
+    def _go_on(self, arrival: Arrival) -> None:
+        """There is more of it, in order."""
         if arrival.sha is not None:
             if arrival not in self.initial:
                 self.initial.append(arrival)
@@ -145,16 +119,16 @@ class Arrivals:
         elif not arrival.working:
             self._decode(arrival)
 
+    @staticmethod
+    def step(arrival: Arrival) -> int:
+        """Bytes of a step."""
+        return STEP_ELEMENTS * arrival.size // arrival.decoded.numel
+
     def _decode(self, arrival: Arrival) -> None:
-        step = STEP_ELEMENTS // arrival.units[1] * arrival.units[0]
-        whole, aside = arrival.there == arrival.size, self.aside and not arrival.decoded.in_place
-        end = arrival.ready(step)
-        if not aside and (whole or end - arrival.done == step or arrival.decoded.in_place):
-            with suppress(MemoryError):  # the end is a worker's then, where memory is waited for
-                arrival.work(end)
         end = arrival.ready(arrival.size)
-        if end > arrival.done and (whole or (aside and end - arrival.done >= step)):
-            self._submit([arrival], partial(arrival.work, end))
+        if end > arrival.done and (end == arrival.size
+                                   or end - arrival.done >= self.step(arrival)):
+            self._submit([arrival], partial(work, arrival, end))
 
     def _hash(self) -> None:
         """As many jobs as may be, of two arrivals where there are two."""
@@ -169,7 +143,7 @@ class Arrivals:
                 run = partial(hash_two, first, first.ready(HASH_TWO_BYTES),
                               second, second.ready(HASH_TWO_BYTES))
             else:
-                run = partial(able[0].work, able[0].ready(HASH_ONE_BYTES))
+                run = partial(work, able[0], able[0].ready(HASH_ONE_BYTES))
             self._submit(able, run)
 
     @staticmethod

@@ -1,6 +1,7 @@
 # C surface of connections. Everything belongs to the loop's thread.
 from syncer.server.loop cimport Handler, Loop, Timer
 from syncer.server.outbox cimport Bulk, Outbox
+from syncer.wire.frames cimport FrameReader
 
 
 cdef class Owner:
@@ -20,7 +21,7 @@ cdef class Channel(Handler):
     cdef readonly bint closed, paused
     cdef readonly unsigned long long received
     cdef public Owner owner
-    cdef public object reader
+    cdef public FrameReader reader
     cdef readonly unsigned long long sent
     cdef Py_ssize_t allowance   # bytes of bulk messages that may go now; < 0: any number
     cdef list out               # buffers of whole frames; the first may be partly sent

@@ -95,9 +95,11 @@ cdef class Channel(Handler):
     cdef object _read(self):
         cdef Py_ssize_t budget = READ_TURN_BYTES if self.reader is not None else DISCARD_TURN_BYTES
         cdef Py_ssize_t count, wanted, frames = 0
+        cdef FrameReader reader
         while budget > 0 and not self.closed and not self.paused:
             try:
-                buffer = self.loop.scratch if self.reader is None else self.reader.buffer()
+                reader = self.reader
+                buffer = self.loop.scratch if reader is None else reader.buffer()
                 wanted = len(buffer)
                 count = self.sock.recv_into(buffer)
             except (BlockingIOError, InterruptedError):
@@ -111,10 +113,11 @@ cdef class Channel(Handler):
             budget -= count
             self.received += count
             self.loop.bytes_received += count
-            if self.reader is not None:
-                self.reader.received(count)
+            if reader is not None:
+                reader.received(count)
                 self.owner.on_bytes(self, count)
-                frames += self._take()
+                if not reader.waits():
+                    frames += self._take()
             if frames >= READ_TURN_FRAMES or (count < wanted and self.tls is None):
                 break  # TLS has given what it took at once: the kernel may well have more
         self._read_on()
@@ -135,7 +138,7 @@ cdef class Channel(Handler):
     cdef Py_ssize_t _take(self) except -1:
         """Hand on the frames that are complete, until the channel is paused, broken or closed."""
         cdef Py_ssize_t frames = 0
-        reader = self.reader
+        cdef FrameReader reader = self.reader
         try:
             while not (self.closed or self.paused or reader is None):
                 frame = next(reader, None)

@@ -26,7 +26,6 @@ cdef class Group(Owner):
     cdef list streams
     cdef object __weakref__
     cdef Py_ssize_t turn
-    cdef Py_ssize_t news        # bytes that have come since a message in pieces was worked on
     cdef bint pumping, in_order
     cdef readonly bint throttled
 

@@ -3,8 +3,11 @@
 It must not know rounds, and decides only how bytes are shared out over streams.
 """
 
+from functools import partial
+
 from syncer.server.conn cimport Channel, Owner
 from syncer.server.outbox cimport Bulk, Outbox
+
 from syncer.tcp import link
 from syncer.wire.frames import Reassembly
 from syncer.wire.limits import Limits
@@ -14,10 +17,6 @@ cdef Py_ssize_t WRITE_TURN_BYTES = 8 * 1024 * 1024
 
 # A piece of no more is short: what is small may go behind it in the same call.
 cdef Py_ssize_t SHORT_BYTES = 64 * 1024
-
-# So much comes before what is there of a message in pieces is worked on again, but for its end:
-# each time costs some microseconds, and all that is still in the cache. A simulation sets it.
-NEWS_BYTES = 512 * 1024
 
 # A grant is shared out over the streams in parts of no less, but for what is left.
 cdef Py_ssize_t LEAST_GRANT_BYTES = 16 * 1024
@@ -65,7 +64,7 @@ cdef class Reports:
         raise NotImplementedError
 
     cpdef object arriving(self, Group group, object message):
-        """More of a message that comes in pieces is there (`frames.Partial`)."""
+        """Who takes what comes of a message in pieces (`frames.Sink`); None: ask again."""
 
     cpdef object caught_up(self, Group group, tuple delivered):
         """A catch-up has ended with these versions sent."""
@@ -97,7 +96,7 @@ cdef class Group(Owner):
         self.in_order = in_order
         self.limits = limits or Limits.for_server(
             hello.layout, hello.dtype, extended=self.extended)
-        self.reassembly = Reassembly(self.limits)
+        self.reassembly = Reassembly(self.limits, partial(reports.arriving, self))
         self.heard_ns = self.loop.now_ns()
         control.owner = self
 
@@ -135,12 +134,6 @@ cdef class Group(Owner):
     # -------------------------------------------------------------------------- what came in
     cpdef object on_bytes(self, Channel channel, Py_ssize_t count):
         self.heard_ns = self.loop.now_ns()
-        self.news += count
-        if self.news >= NEWS_BYTES:
-            message = channel.reader.arriving
-            if message is not None:
-                self.news = 0
-                self.reports.arriving(self, message)
 
     cpdef object on_frame(self, Channel channel, int kind, object payload):
         self.reports.frame(self, kind, payload)

@@ -14,7 +14,8 @@ from syncer.errors import NoMemory, RemoteProtocolError
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import HEADER_BYTES, Msg, bulk_dtype, tensor_bytes
 from syncer.server import workers
-from syncer.server.arrivals import Arrival, Arrivals
+from syncer.server.arrival import Arrival
+from syncer.server.arrivals import Arrivals
 from syncer.server.conn import Channel
 from syncer.server.decoded import Decoded, memory_for
 from syncer.server.group import Group, Reports
@@ -23,9 +24,11 @@ from syncer.server.workers import Workers
 from syncer.wire import messages
 from syncer.wire.encode import encode_error
 from syncer.wire.extended import LearnerReport, parse_report
-from syncer.wire.frames import Partial
+from syncer.wire.frames import Partial, Sink
 from syncer.wire.payload import Payload
 
+LATER = Sink()
+"""For messages that are looked at when they are whole."""
 DECODING_MAX = 4
 """Payloads of one connection that are being decoded, or wait to be handed on behind one that is;
 at the limit its sockets are not read."""
@@ -39,9 +42,8 @@ class Intake:
     __slots__ = ("begun", "broken", "over", "pending")
 
     def __init__(self) -> None:
-        self.begun: dict[Payload, Arrival | None] = {}
-        """By their memory: messages that come in pieces; None: what it says will not do, or its
-        tensor is small."""
+        self.begun: dict[Payload, tuple[Partial, Arrival]] = {}
+        """By their memory: messages that come in pieces, and the tensor of each."""
         self.pending: deque[Arrival] = deque()
         """Whole messages, in their order."""
         self.broken = False
@@ -112,9 +114,9 @@ class Ingest(Reports):
         self._hand_on(group)
 
     def _drop_begun(self, group: Group) -> None:
-        for arrival in group.work.begun.values():
-            if arrival is not None:
-                self.arrivals.drop(arrival)
+        for message, arrival in group.work.begun.values():
+            self.arrivals.drop(arrival)
+            message.sink = LATER
         group.work.begun.clear()
 
     def forget(self, group: Group) -> None:
@@ -124,32 +126,30 @@ class Ingest(Reports):
         group.work.pending.clear()
 
     # ------------------------------------------------------------------------------- tensors
-    def arriving(self, group: Group, message: Partial) -> None:
-        """More of a message in pieces is there: its tensor is decoded as far as it has come.
+    def arriving(self, group: Group, message: Partial) -> Sink | None:
+        """Who decodes its tensor while it comes; None: it is too early to say.
 
         Whatever is wrong with the message is said when it is whole.
         """
-        smallest = tensor_bytes(workers.INLINE_ELEMENTS_MAX, group.hello.dtype)
-        if self.closed or message.total <= smallest:
-            return
+        if message.total <= tensor_bytes(workers.INLINE_ELEMENTS_MAX, group.hello.dtype):
+            return LATER
         begun = group.work.begun
-        memory = message.payload
-        if memory not in begun:
-            if message.there < PUSH_HEADS_BYTES or len(begun) >= DECODING_MAX:
-                return
-            try:
-                begun[memory] = self._early(group, message.kind, message.inside)
-            except NoMemory:
-                return  # there may be some when more has come
-            except RemoteProtocolError:
-                begun[memory] = None
-        arrival = begun[memory]
-        if arrival is not None:
-            arrival.there = max(0, message.there - (message.total - arrival.size))
-            self.arrivals.go_on(arrival)
+        if self.closed or message.there < PUSH_HEADS_BYTES or len(begun) >= DECODING_MAX:
+            return None
+        try:
+            arrival = self._arrival(group, message.kind, message.inside)
+        except NoMemory:
+            return None  # there may be some when more has come
+        except RemoteProtocolError:
+            return LATER
+        if arrival is None:
+            return LATER
+        self.arrivals.expect(arrival)
+        begun[message.payload] = message, arrival
+        return arrival
 
-    def _early(self, group: Group, kind: int | None, payload: memoryview) -> Arrival | None:
-        """What arrives, by its first bytes; None: nothing that takes long."""
+    def _arrival(self, group: Group, kind: int | None, payload: memoryview) -> Arrival | None:
+        """The tensor of a message, if it has one."""
         if kind == Msg.INIT_PARAMS:
             return self._init(group, payload)
         if kind != Msg.PUSH_FRAGMENT:
@@ -161,21 +161,16 @@ class Ingest(Reports):
     def _tensor(self, group: Group, kind: int, payload: memoryview) -> None:
         """A whole INIT or PUSH: if it is not decoded yet, it waits for that."""
         intake: Intake = group.work
-        arrival = None
+        begun = None
         if intake.begun:
-            arrival = intake.begun.pop(payload.obj, None)  # type: ignore[call-overload]
-        if arrival is None and kind == Msg.INIT_PARAMS:
-            arrival = self._init(group, payload)
-        elif arrival is None:
-            hello = group.hello
-            arrival = self._push(group, messages.parse_push(
-                payload, hello.learner, hello.layout, hello.dtype))
+            begun = intake.begun.pop(payload.obj, None)  # type: ignore[call-overload]
+        arrival = self._arrival(group, kind, payload) if begun is None else begun[1]
+        assert arrival is not None  # both kinds have one
         intake.pending.append(arrival)
         if len(intake.pending) >= DECODING_MAX:
             group.pause()  # small ones as well: each waits for its turn behind a large one
         if not arrival.finished:
-            arrival.there = arrival.size
-            self.arrivals.go_on(arrival)
+            self.arrivals.whole(arrival)
         if arrival.finished:
             self._hand_on(group)
 

@@ -1,7 +1,4 @@
-# C surface of the frame reader: for a connection that receives with recv(2) itself.
-#
-# `window` gives the address and size of where the next bytes must go; it stays valid until the next
-# call on the same reader, with or without the GIL. Then `received(n)` and iterate.
+# C surface of the frame reader, and of who takes what comes of a message.
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -17,6 +14,16 @@ cdef enum:
     TYPE_COUNT = 32             # message types that a limit can be kept of
 
 
+cpdef enum:
+    SINK_LEAD = 256             # bytes of a room in front of what is received, for what was left
+
+
+cdef class Sink:
+    cdef readonly Payload room
+
+    cpdef object came(self, Partial message, Py_ssize_t piece, Py_ssize_t start, Py_ssize_t end)
+
+
 cdef class Partial:
     # One message in reassembly: its bytes and the ranges that are taken.
     cdef readonly Payload payload
@@ -27,6 +34,7 @@ cdef class Partial:
     cdef Py_ssize_t range_count
     cdef Py_ssize_t range_capacity
     cdef dict coming            # of each piece that has begun: its end -> up to where it is in
+    cdef public Sink sink       # None: nobody knows yet
 
     cdef int reserve(self, uint64_t start, uint64_t end) except -1
     cdef int insert(self, Py_ssize_t index, uint64_t start, uint64_t end) except -1
@@ -36,7 +44,7 @@ cdef class Reassembly:
     cdef readonly object limits
     cdef readonly uint64_t bytes_open
     cdef dict messages
-    cdef object lock
+    cdef object lock, sink_of
 
     cdef Partial reserve(self, uint64_t msg_id, uint64_t total, uint64_t offset, uint64_t size)
     cdef Partial open(self, object msg_id, uint64_t total)
@@ -58,9 +66,11 @@ cdef class FrameReader:
     cdef Py_ssize_t target_at
     cdef Py_ssize_t target_end
     cdef Py_ssize_t piece_bytes
+    cdef Py_ssize_t wanted      # how long `buffer` was, less what was received since
     cdef int target_type
 
-    cdef char* window(self, Py_ssize_t* size) except NULL
+    cdef bint waits(self)
+    cpdef object buffer(self)
     cpdef FrameReader received(self, Py_ssize_t count)
     cdef tuple next_frame(self)
     cdef tuple take_chunk(self, uint64_t size)

@@ -56,6 +56,20 @@ cdef inline uint64_t load_u32(const char* at) noexcept nogil:
     return b[0] | (<uint64_t>b[1] << 8) | (<uint64_t>b[2] << 16) | (<uint64_t>b[3] << 24)
 
 
+cdef class Sink:
+    """Who takes what comes of one message, piece by piece; this one lets it lie in the message.
+
+    With a `room` bytes are received into that, from `SINK_LEAD` on, each time again; without, into
+    the message, as all that came before there was a sink.
+    """
+
+    def __init__(self, Payload room=None):
+        self.room = room
+
+    cpdef object came(self, Partial message, Py_ssize_t piece, Py_ssize_t start, Py_ssize_t end):
+        """[start, end) of the message has come, and of its piece all from `piece` on."""
+
+
 cdef class Partial:
     """One message in reassembly; a range is taken when its header is read, filled when it is in."""
 
@@ -148,11 +162,13 @@ cdef class Partial:
 cdef class Reassembly:
     """Messages in CHUNKs of one connection group and direction, from all its sockets.
 
-    Sockets may be read by different threads. Dies with the group.
+    Sockets may be read by different threads, if nobody takes what comes. Dies with the group.
     """
 
-    def __init__(self, limits):
+    def __init__(self, limits, sink_of=None):
+        """`sink_of(message)` is asked for the `Sink` of a message in pieces until it names one."""
         self.limits = limits
+        self.sink_of = sink_of
         self.messages = {}
         self.lock = Lock()
 
@@ -294,11 +310,6 @@ cdef class FrameReader:
         self._limits = limits
 
     @property
-    def arriving(self):
-        """The message of which a piece is being received, None if there is none."""
-        return self.partial
-
-    @property
     def bytes_held(self):
         """Memory of this reader apart from messages in reassembly."""
         cdef Py_ssize_t held = self.staging.size
@@ -306,22 +317,17 @@ cdef class FrameReader:
             held += self.target.size
         return held
 
-    def buffer(self):
-        """Writable memoryview where the next bytes go; its length is all that is wanted."""
-        cdef Py_ssize_t size
-        self.window(&size)
-        if self.target is not None:
-            return memoryview(self.target)[self.target_at : self.target_end]
-        return memoryview(self.staging)[self.end :]
+    cdef bint waits(self):
+        """Whether there is no frame before more has come."""
+        return self.target_at < self.target_end and self.target is not None
 
-    cdef char* window(self, Py_ssize_t* size) except NULL:
+    cpdef object buffer(self):
+        """Writable memoryview where the next bytes go; its length is all that is wanted."""
+        cdef Payload place = self.target
+        cdef Py_ssize_t start = self.target_at, end = self.target_end
         if self.error is not None:
             raise self.error
-        if self.target is not None:
-            size[0] = self.target_end - self.target_at
-            if size[0]:
-                return self.target.data + self.target_at
-        else:
+        if place is None:
             if self.start:
                 # At most a part of a header is left, unless the caller stopped iterating.
                 memmove(
@@ -329,26 +335,34 @@ cdef class FrameReader:
                 )
                 self.end -= self.start
                 self.start = 0
-            size[0] = STAGING - self.end
-            if size[0]:
-                return self.staging.data + self.end
-        raise LocalProtocolError("frames that were received must be taken before more are received")
+            place, start, end = self.staging, self.end, STAGING
+        elif self.partial is not None:
+            if self.partial.sink is None and self.reassembly.sink_of is not None:
+                self.partial.sink = self.reassembly.sink_of(self.partial)
+            if self.partial.sink is not None and self.partial.sink.room is not None:
+                place = self.partial.sink.room
+                start, end = SINK_LEAD, min(SINK_LEAD + end - start, place.size)
+        self.wanted = end - start
+        if not self.wanted:
+            raise LocalProtocolError(
+                "frames that were received must be taken before more are received")
+        return memoryview(place)[start:end]
 
     cpdef FrameReader received(self, Py_ssize_t count):
         """Says that `count` bytes were written into `buffer()`; returns self, to be iterated."""
-        cdef Py_ssize_t room
-        if self.target is not None:
-            room = self.target_end - self.target_at
-        else:
-            room = STAGING - self.end
-        if count < 0 or count > room:
-            raise LocalProtocolError(f"{count} bytes were received into a buffer of {room}")
+        if count < 0 or count > self.wanted:
+            raise LocalProtocolError(
+                f"{count} bytes were received into a buffer of {self.wanted}")
+        self.wanted -= count
         if self.target is None:
             self.end += count
             return self
         self.target_at += count
         if self.partial is not None:
             self.partial.coming[self.target_end] = self.target_at
+            if self.partial.sink is not None:
+                self.partial.sink.came(self.partial, self.target_end - self.piece_bytes,
+                                       self.target_at - count, self.target_at)
         return self
 
     def feed(self, data):

@@ -20,7 +20,7 @@ LARGE, SMALL, MIB = 200_000, 10, 1 << 20
 
 def test_small_pushes_behind_a_large_one_are_not_read_without_limit(tmp_path, monkeypatch):
     """The large one waits for a worker, and what comes behind it keeps its order."""
-    monkeypatch.setattr(arrivals, "STEP_ELEMENTS", 0)  # nothing is decoded on the spot
+    monkeypatch.setattr(arrivals.Arrivals, "by_piece", lambda *_: False)  # by workers alone
     gate = threading.Event()
     pushes = 40
     with ServerThread(tmp_path, total_steps=9, quorum=1) as server:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from syncer.checkpoint.reader import Checkpoint
-from syncer.kernels import decode_bf16, decode_f32
+from syncer.kernels import decode_f32
 from syncer.merge import FragmentStore, engine
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
-from syncer.server import arrivals, decoded
+from syncer.server import decoded, ingest
+from syncer.server.arrival import Arrival
 from syncer.server.system import WORKER
 from tests.e2e.scripted import ServerThread, layout_of
 
@@ -110,21 +111,30 @@ def test_memory_that_never_comes_ends_the_run_with_its_last_cut(tmp_path, monkey
         assert checkpoint.facts.step == 1
 
 
-@pytest.mark.parametrize(("dtype", "decode"), [(DTYPE_F32, decode_f32), (DTYPE_BF16, decode_bf16)])
-def test_a_push_whose_values_find_no_memory_is_decoded_again(tmp_path, monkeypatch, dtype, decode):
+@pytest.mark.parametrize("dtype", [DTYPE_F32, DTYPE_BF16])
+def test_a_push_whose_values_find_no_memory_is_decoded_again(tmp_path, monkeypatch, dtype):
     """By a worker, which waits for memory, also what is decoded on the spot otherwise."""
-    failing = Failing(decode, 1)
+    failing = Failing(lambda: None, 1)
 
-    def on_workers_alone(*given):
-        if not threading.current_thread().name.startswith(WORKER):
-            raise MemoryError
-        return failing(*given)
+    class OnWorkersAlone(Arrival):
+        def check(self):
+            if not threading.current_thread().name.startswith(WORKER):
+                raise MemoryError
+            failing()
+
+        def finish(self):
+            self.check()
+            super().finish()
+
+        def decode_to(self, end):
+            self.check()
+            super().decode_to(end)
 
     with ServerThread(tmp_path, total_steps=2) as server:
         learner = server.learner(0, LARGE, dtype=dtype)
         learner.send_init([ONE_LARGE])
         pull = learner.pull(1)
-        monkeypatch.setitem(arrivals.DECODERS, dtype, on_workers_alone)
+        monkeypatch.setattr(ingest, "Arrival", OnWorkersAlone)
         learner.push(pull, ONE_LARGE)
         learner.push(learner.pull(2), ONE_LARGE)
         learner.finish()

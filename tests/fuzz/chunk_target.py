@@ -15,8 +15,9 @@ from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.protocol import DTYPE_F32, HEADER_BYTES, PARTIAL_MESSAGES_MAX, Msg
 from syncer.wire import encode
-from syncer.wire.frames import FrameReader, Reassembly
+from syncer.wire.frames import SINK_LEAD, FrameReader, Partial, Reassembly, Sink
 from syncer.wire.limits import Limits
+from syncer.wire.payload import Payload, space
 from tests.fuzz.target import Target, must
 from tests.fuzz.wire_targets import chunk, one_line
 
@@ -92,14 +93,36 @@ class Twin:
         return total >= HEADER_BYTES
 
 
+class Taken(Sink):
+    """Puts what comes into the message, for some from a room that takes little at a time."""
+
+    told: tuple[int, int, int] | None = None
+
+    def came(self, message: Partial, piece: int, start: int, end: int) -> None:
+        self.told = piece, start, end
+        if self.room is not None:
+            memoryview(message.payload)[start:end] = memoryview(self.room)[SINK_LEAD:][
+                : end - start]
+
+
 class Sockets:
     """The readers of a group, fed with the same pieces as the twin."""
 
     def __init__(self) -> None:
-        self.group = Reassembly(LIMITS)
+        self.group = Reassembly(LIMITS, self.sink_of)
+        room = space(SINK_LEAD + 30).obj
+        must(isinstance(room, Payload), "it is not in memory of a message")
+        self.rooms = None, room
+        self.asked_for = 0
+        self.messages: dict[int, Partial] = {}
+        """Those with a sink."""
         self.readers = [FrameReader(LIMITS, self.group) for _ in range(SOCKETS)]
         self.waiting: list[tuple[bytes, Piece] | None] = [None] * SOCKETS
         self.twin = Twin()
+
+    def sink_of(self, message: Partial) -> Sink:
+        self.messages[self.asked_for] = message
+        return Taken(self.rooms[self.asked_for % 2])
 
     def feed(self, socket: int, data: bytes) -> list[bytes] | None:
         """Messages that come out; None: refused."""
@@ -127,8 +150,9 @@ class Sockets:
         if not held:
             return self.settle(socket, got)
         must(got == [], "half a piece is refused, or gives a message")
-        arriving = self.readers[socket].arriving
-        must(arriving is not None and arriving.there == self.twin.there(msg_id),
+        self.asked_for = msg_id
+        self.readers[socket].buffer()
+        must(self.messages[msg_id].there == self.twin.there(msg_id),
              "another number of bytes is there without a gap")
         return True
 
@@ -137,7 +161,13 @@ class Sockets:
         waits = self.waiting[socket]
         if waits is None:
             return True
-        return self.settle(socket, self.feed(socket, waits[0]))
+        *_, offset, size, held = waits[1]
+        got = self.feed(socket, waits[0])
+        if min(held, size):
+            sink = self.messages[waits[1].msg_id].sink
+            must(isinstance(sink, Taken) and sink.told is not None and sink.told[0] == offset
+                 and sink.told[2] == offset + size, "other bytes are said to have come")
+        return self.settle(socket, got)
 
     def settle(self, socket: int, got: list[bytes] | None) -> bool:
         """The last piece of this socket is in: compares what came out."""
@@ -153,6 +183,8 @@ class Sockets:
             must(got == [inner(msg_id, total)[HEADER_BYTES:]], "another message comes out")
         else:
             must(got is None, "a message without room for a header comes out")
+        if whole is not None:
+            self.messages.pop(msg_id, None)
         must(self.group.messages_open == len(self.twin.open), "another number of open messages")
         must(self.group.bytes_open == sum(t for t, _ in self.twin.open.values()),
              "another sum of open bytes")

@@ -7,6 +7,7 @@ anywhere, and jobs that run late, in any order and as many at a time as they lik
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from unittest import mock
@@ -21,7 +22,8 @@ from syncer.core import events
 from syncer.layout import AVG, FragmentLayout, Layout
 from syncer.merge.buffers import BufferPool
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, Msg, bulk_dtype, tensor_bytes
-from syncer.server import arrivals, ingest, workers
+from syncer.server import arrival, arrivals, ingest, workers
+from syncer.server.decoded import DECODERS
 from syncer.wire import encode
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
@@ -32,6 +34,22 @@ from tests.property.test_wire_reader import chunk
 SIZES = {"STEP_ELEMENTS": 256, "HASH_STEP_BYTES": 128, "HASH_ONE_BYTES": 256,
          "HASH_TWO_BYTES": 512, "WARM_BYTES": 192}
 NUMELS = 700, 300, 1500
+
+
+class Failing(arrival.Arrival):
+    """Finds no memory while it is said to."""
+
+    fails = False
+
+    def decode_to(self, end):
+        if Failing.fails:
+            raise MemoryError
+        super().decode_to(end)
+
+    def finish(self):
+        if Failing.fails:
+            raise MemoryError
+        super().finish()
 
 
 class Late:
@@ -47,7 +65,7 @@ class Late:
         job = self.jobs.pop(index % len(self.jobs))
         if fails:
             self.jobs.append(job)  # as `Shortage` does, whatever it has done so far
-            with mock.patch.object(arrivals.Arrival, "decode_to", side_effect=MemoryError):
+            with mock.patch.object(Failing, "fails", True):
                 try:
                     job.run()
                 except MemoryError:
@@ -68,8 +86,11 @@ class Side:
         self.ingest = ingest.Ingest(
             self.workers, BufferPool(), handle=self.seen.append, left=self.stop, report=self.stop,
             say_farewell=self.stop, keep_wire=keep_wire)
-        limits = Limits.for_server(layout, dtype)
-        group = Reassembly(limits)
+        self.listen(layout, streams)
+
+    def listen(self, layout, streams):
+        limits = Limits.for_server(layout, self.hello.dtype)
+        group = Reassembly(limits, partial(self.ingest.arriving, self))
         self.readers = [FrameReader(limits, group) for _ in range(streams)]
 
     def stop(self, *what):
@@ -89,8 +110,6 @@ class Side:
             window[:count] = data[:count]
             data = data[count:]
             reader.received(count)
-            if reader.arriving is not None:
-                self.ingest.arriving(self, reader.arriving)
             for kind, payload in reader:
                 self.ingest.frame(self, kind, payload)
 
@@ -111,7 +130,7 @@ def message(side, kind, fragment, values):
     head = encode.init_head(fragment) if kind == Msg.INIT_PARAMS else encode.push_head(
         Push(0, fragment, 1, 1, 0, 1, 1, 1, b""))
     decoded = np.empty(len(values), np.float32)
-    bad = arrivals.DECODERS[dtype](wire, decoded, kind == Msg.PUSH_FRAGMENT, 1)
+    bad = DECODERS[dtype](wire, decoded, kind == Msg.PUSH_FRAGMENT, 1)
     return encode.frame(kind, head + wire), wire, decoded, bad
 
 
@@ -141,7 +160,9 @@ def sent(side, random, broken):
 @settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=True), st.sampled_from([DTYPE_F32, DTYPE_BF16, DTYPE_Q4]))
 def test_a_tensor_is_the_same_however_it_arrives(random, dtype):
-    with (mock.patch.multiple(arrivals, **SIZES),
+    with (mock.patch.multiple(arrivals, ROOM_BYTES=random.choice((300, 900)), **SIZES),
+          mock.patch.object(arrival, "NEWS_BYTES", random.choice((1, 700))),
+          mock.patch.object(ingest, "Arrival", Failing),
           mock.patch.object(workers, "INLINE_ELEMENTS_MAX", 200)):
         keep_wire = random.random() < 0.5
         side = Side(dtype, random.randint(1, 3), keep_wire, random.choice((2, 4)))
@@ -152,7 +173,8 @@ def test_a_tensor_is_the_same_however_it_arrives(random, dtype):
                 side.workers.run(random.randrange(4), random.random() < 0.1)
                 continue
             stream, size = random.choice(ready), random.randint(1, 3000)
-            side.receive(side.readers[stream], waiting[stream][:size])
+            with mock.patch.object(Failing, "fails", random.random() < 0.1):
+                side.receive(side.readers[stream], waiting[stream][:size])
             waiting[stream] = waiting[stream][size:]
         check(side, expected, keep_wire)
 
@@ -197,18 +219,20 @@ def test_what_has_come_of_a_push_is_decoded_before_the_rest(monkeypatch, dtype, 
     """By a worker only where there are more than two, and what is not decoded in its place."""
     monkeypatch.setattr(workers, "INLINE_ELEMENTS_MAX", 200)
     monkeypatch.setattr(arrivals, "STEP_ELEMENTS", 256)
+    monkeypatch.setattr(arrival, "NEWS_BYTES", 1)
     side = Side(dtype, workers=count)
-    numel = 5 * NUMELS[2]  # more than what is staged together with a header
+    numel = 20 * NUMELS[2]  # half of it is more than what is staged together with a header
     side.hello = side.hello._replace(layout=Layout((FragmentLayout(AVG, (numel,)),) * 3))
-    side.readers[0].limits = Limits.for_server(side.hello.layout, dtype)
-    side.readers[0].reassembly = Reassembly(side.readers[0].limits)
+    side.listen(side.hello.layout, 1)
     decoded, rest = half_a_push(side, numel)
     if dtype != DTYPE_F32 and count > 2:
         side.workers.run(0, fails=False)
-    (arrival,) = side.work.begun.values()
-    done = arrival.done // tensor_bytes(1, dtype)
-    assert 256 <= done < numel
-    assert (arrival.decoded.buffer[:done] == -1).all()
+    ((_, came),) = side.work.begun.values()
+    width = tensor_bytes(1, dtype)
+    parts = [(0, came.done), *((start, end) for end, start in came.parts.items())]
+    assert 256 <= sum(end - start for start, end in parts) // width < numel
+    assert all((came.decoded.buffer[start // width : end // width] == -1).all()
+               for start, end in parts)
     assert side.ingest.arrivals.initial == side.seen == []
     side.receive(side.readers[0], rest)
     while side.workers.jobs:
@@ -222,6 +246,7 @@ def test_what_has_come_of_a_push_goes_with_the_run(monkeypatch):
     """Also of one that is whole, and whose values nobody has computed."""
     monkeypatch.setattr(workers, "INLINE_ELEMENTS_MAX", 200)
     monkeypatch.setattr(arrivals, "STEP_ELEMENTS", 256)
+    monkeypatch.setattr(arrival, "NEWS_BYTES", 1)
     side = Side(DTYPE_BF16, streams=2)
     whole, _, _, _ = message(side, Msg.PUSH_FRAGMENT, 0, np.ones(NUMELS[0], np.float32))
     side.receive(side.readers[1], chunk(1, len(whole), 0, whole))
@@ -236,6 +261,7 @@ def test_what_has_come_of_a_push_goes_with_the_run(monkeypatch):
 def test_what_has_come_of_a_push_goes_with_its_group(monkeypatch):
     monkeypatch.setattr(workers, "INLINE_ELEMENTS_MAX", 200)
     monkeypatch.setattr(arrivals, "STEP_ELEMENTS", 256)
+    monkeypatch.setattr(arrival, "NEWS_BYTES", 1)
     side = Side(DTYPE_BF16)
     gone = []
     side.ingest.left = lambda *what: gone.append(what)

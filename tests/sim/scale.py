@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
-from syncer.server import arrivals, door, farewell, group, run_session, workers
+from syncer.server import arrival, arrivals, door, farewell, run_session, workers
 from syncer.wire import encode
 from tests.sim import turns
 
@@ -23,8 +23,8 @@ SIZES = (encode, "CHUNK_SIZE", "chunk_bytes"), (
     door, "HELLO_INLINE_MAX", "hello_inline"), (
     arrivals, "STEP_ELEMENTS", "inline_elements"), (
     arrivals, "HASH_STEP_BYTES", "inline_elements"), (
-    arrivals, "HASH_UNIT_BYTES", "hash_unit"), (arrivals, "UNITS", "units"), (
-    group, "NEWS_BYTES", "news")
+    arrivals, "HASH_UNIT_BYTES", "hash_unit"), (arrival, "UNITS", "units"), (
+    arrival, "NEWS_BYTES", "news")
 """The same of what is large."""
 REAL = {(module, name): getattr(module, name) for module, name, _ in (*LIMITS, *SIZES)}
 
@@ -39,9 +39,9 @@ def forgive() -> None:
 def scaled(settings: dict[str, Any]) -> Iterator[None]:
     given = dict(settings)
     small = settings["inline_elements"] < REAL[workers, "INLINE_ELEMENTS_MAX"]
-    given["news"] = settings["inline_elements"] if small else REAL[group, "NEWS_BYTES"]
+    given["news"] = settings["inline_elements"] if small else REAL[arrival, "NEWS_BYTES"]
     given["hash_unit"] = 1 if small else REAL[arrivals, "HASH_UNIT_BYTES"]
-    given["units"] = REAL[arrivals, "UNITS"] | ({DTYPE_F32: (4, 1), DTYPE_BF16: (2, 1)}
+    given["units"] = REAL[arrival, "UNITS"] | ({DTYPE_F32: (4, 1), DTYPE_BF16: (2, 1)}
                                                 if small else {})
     for module, name, setting in (*LIMITS, *SIZES):
         setattr(module, name, given[setting])

@@ -332,8 +332,8 @@ def test_half_a_push_is_forgotten_when_the_run_ends():
         world, server = joining.fleet.world, joining.server
         session = server.server.session
         works = [group.work for group in session.groups.values()]
-        world.wait(lambda: any(arrival is not None and arrival.done for work in works
-                               for arrival in work.begun.values()))
+        world.wait(lambda: any(arrival.done or arrival.parts for work in works
+                               for _, arrival in work.begun.values()))
         server.signal()
         world.wait(lambda: server.over)
         assert session.groups, "nobody was there at the end"
