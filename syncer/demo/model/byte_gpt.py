@@ -47,7 +47,8 @@ class ByteGPT(nn.Module):  # type: ignore[misc]  # as above
         self.norm = nn.LayerNorm(width)
         self.lm_head = nn.Linear(width, VOCABULARY, bias=False)
         self.lm_head.weight = self.embed.weight
-        nn.init.normal_(self.embed.weight, std=0.02)
+        for each in (self.embed, self.positions):
+            nn.init.normal_(each.weight, std=0.02)
 
     def forward(self, text: Any) -> Any:
         x = self.embed(text) + self.positions.weight
