@@ -51,11 +51,13 @@ PARTS = {
     "straggler": "experiments.tables:straggler_in_docs",
     "chaos": "experiments.tables:chaos_in_docs",
     "sweep": "experiments.tables:sweep_in_docs",
+    "wall_time": "experiments.tables:wall_time_in_docs",
+    "outer": "experiments.tables:outer_in_docs",
     "staleness": "experiments.tables:staleness_in_docs",
     "predictions": "docs.predictions:table",
     "mutation-table": "tests.rules:mutation_table",
 }
-MARKED = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- generated: ([a-z_-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def example(name: str) -> str:

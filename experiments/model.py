@@ -6,7 +6,9 @@ The network is that of the demo with one layer more and in any size: the next by
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -184,16 +186,20 @@ class Trainer:
         self.optimizer.step(self.model.flat, self.model.gradient, rate)
 
 
-def synchronous(size: Size, seed: int, learners: int, rate: float, steps: int) -> float:
-    """The bound: data parallel, the mean gradient of all learners' batches at every step.
+def data_parallel(size: Size, seed: int, learners: int, rate: float) -> Iterator[Model]:
+    """The bound: the mean gradient of all learners' batches at every step. The model after each.
 
-    Bits per held-out byte after `steps`. The batches are those that the learners of a run with this
-    seed read.
+    The batches are those that the learners of a run with this seed read.
     """
     trainer = Trainer(size, seed, 0, rate)
-    model = trainer.model
     batches = [Batches(seed, learner, 1) for learner in range(learners)]
-    for _ in range(steps):
-        model.loss_and_gradient(np.concatenate([each.next() for each in batches]))
+    while True:
+        trainer.model.loss_and_gradient(np.concatenate([each.next() for each in batches]))
         trainer.apply()
-    return model.bits_per_byte()
+        yield trainer.model
+
+
+def synchronous(size: Size, seed: int, learners: int, rate: float, steps: int) -> float:
+    """Bits per held-out byte after so many of those steps."""
+    models = data_parallel(size, seed, learners, rate)
+    return next(islice(models, steps - 1, None)).bits_per_byte()

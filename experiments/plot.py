@@ -154,3 +154,21 @@ def outer(found: Found, file: str) -> None:
         panel.set_title(f"{size} model, {learners} learners", fontsize=10, loc="left")
     axes[-1].set_yticklabels([])
     keep(figure, file)
+
+
+def wall_time(found: Found, file: str) -> None:
+    """Seconds to the target over links, a line a way."""
+    figure, axes = panels(1, "Time to the same loss", found, 4.0)
+    figure.set_size_inches(7.5, 4.0)
+    links = list(dict.fromkeys(cell["link"] for cell in found["cells"]))
+    for colour, ((way,), cells) in zip(COLOURS[1::-1] + COLOURS[2:],
+                                       group(found["cells"], "way").items(), strict=False):
+        rows = [(links.index(link), [cell["to_target_s"] for cell in same if cell["to_target_s"]])
+                for (link,), same in group(cells, "link").items()]
+        with_range(axes[0], [row for row in rows if row[1]], label=way, color=colour)
+    axes[0].set_yscale("log")
+    axes[0].set_xticks(range(len(links)), links)
+    axes[0].set_xlabel("link of each learner, for a model of a billion parameters", fontsize=9)
+    axes[0].set_ylabel("seconds to 3.3 bits per byte", fontsize=9)
+    axes[0].legend(fontsize=8, frameon=False)
+    keep(figure, file)

@@ -187,3 +187,22 @@ def outer(found: Found) -> str:
 
 
 outer_in_docs = in_docs("outer")
+
+
+def wall_time(found: Found) -> str:
+    """A row a way, a column a link; of the seeds that have come there."""
+    groups = group(found["cells"], "way", "link")
+    links = list(dict.fromkeys(cell["link"] for cell in found["cells"]))
+    rows = []
+    for (way,), _ in group(found["cells"], "way").items():
+        row = [way]
+        for link in links:
+            times = [cell["to_target_s"] for cell in groups[way, link]]
+            there = [seconds for seconds in times if seconds is not None]
+            row.append(f"{statistics.fmean(there):,.0f}" if len(there) == len(times) else
+                       f"{len(there)} of {len(times)} in time")
+        rows.append(row)
+    return said(found, markdown(["s to target", *links], rows))
+
+
+wall_time_in_docs = in_docs("wall_time")

@@ -15,6 +15,7 @@ from experiments import (
     straggler,
     sweep,
     tables,
+    wall_time,
 )
 from experiments.model import BITS_PER_NAT, SIZES, Batches, Model, Trainer, synchronous
 from experiments.world import SCALE, Fleet, Setting
@@ -95,7 +96,7 @@ def test_who_is_killed_comes_back_and_nothing_merged_is_lost():
 
 
 @pytest.mark.parametrize("experiment", [
-    parity, sweep, straggler, chaos, staleness, outer])
+    parity, sweep, straggler, chaos, staleness, outer, wall_time])
 def test_an_experiment_is_one_command(experiment, tmp_path, capsys):
     files = [tmp_path / "found.json", tmp_path / "picture.png"]
     given = ["--quick", "--json", str(files[0]), "--png", str(files[1])]
@@ -148,3 +149,11 @@ def test_a_rate_by_merge_that_is_constant_is_the_flag():
         fleet.play()
         losses.append(fleet.loss)
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_data_parallel_on_a_link_takes_what_its_all_reduce_takes():
+    """1.5 times 2 GB a step: 24 s at 1 Gb/s."""
+    assert [wall_time.step_s(bits) for bits in (0.0, 1e9, 1e8, 1e12)] == [1.0, 24.0, 240.0, 1.0]
+    quick = wall_time.steps_to_target(1, 16)
+    assert quick is None
+    assert 200 < wall_time.steps_to_target(1, 900) < 900
