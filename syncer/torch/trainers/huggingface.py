@@ -82,11 +82,13 @@ class SyncerCallback(TrainerCallback):  # type: ignore[misc]  # of a library wit
         self._participation.join(model, optimizer, self._saved(args, state))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A step that a grad scaler skips leaves its tokens to the next one."""
+        """A step that a grad scaler skips leaves its tokens to the next one. The trainer has
+        counted those of all its processes, and each says a share."""
         island = self._participation.inside
         if island is not None and self._participation.counts_tokens:
-            island.tokens(state.num_input_tokens_seen - self._counted)
+            share, rest = divmod(state.num_input_tokens_seen - self._counted, args.world_size)
             self._counted = state.num_input_tokens_seen
+            island.tokens(share + (rest if args.process_index == 0 else 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Before what the trainer evaluates and saves at this step."""
@@ -108,7 +110,7 @@ class SyncerCallback(TrainerCallback):  # type: ignore[misc]  # of a library wit
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Nothing at the end of the run: there is nothing to go on with."""
         if (island := self._participation.inside) is not None:
-            torch.save(island.state_dict(), _folder(args, state) / ISLAND_FILE)
+            torch.save(island.state_dict(), _folder(args, state) / _file(args))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._participation.finish()
@@ -118,15 +120,20 @@ class SyncerCallback(TrainerCallback):  # type: ignore[misc]  # of a library wit
         if not state.global_step:
             return None
         folder = _folder(args, state) if self._resume_from is None else Path(self._resume_from)
-        if not (folder / ISLAND_FILE).exists():
+        file = folder / _file(args)
+        if not file.exists():
             warnings.warn(
                 f"the trainer goes on from step {state.global_step}, and {folder} has no "
-                f"{ISLAND_FILE}: the island begins with the values of the run "
+                f"{file.name}: the island begins with the values of the run "
                 "(SyncerCallback(resume_from=...) names the folder)", stacklevel=2)
             return None
-        found: Mapping[str, Any] = torch.load(
-            folder / ISLAND_FILE, map_location="cpu", weights_only=True)
+        found: Mapping[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
         return found
+
+
+def _file(args: Any) -> str:
+    """Of this process."""
+    return ISLAND_FILE if args.process_index == 0 else f"{args.process_index}_{ISLAND_FILE}"
 
 
 def _folder(args: Any, state: Any) -> Path:

@@ -20,7 +20,8 @@ Tracker = Callable[[Diloco], Callable[[Status], object]]
 class Participation:
     """At most one island at a time.
 
-    trackers: as `syncer.torch.trackers` has them. options: what `Diloco` takes after the optimizer.
+    trackers: as `syncer.torch.trackers` has them, for the first process of an island. options: what
+    `Diloco` takes after the optimizer.
     """
 
     def __init__(self, address: str, trackers: Sequence[Tracker], options: Mapping[str, Any]):
@@ -46,8 +47,9 @@ class Participation:
         island = self.island = Diloco(model, optimizer, self._address, **self._options)
         if state is not None:
             island.load_state_dict(state)
-        for tracker in self._trackers:
-            island.on_merge(tracker(island))
+        if _is_first_process():
+            for tracker in self._trackers:
+                island.on_merge(tracker(island))
         island.__enter__()
         self._inside = True
         return island
@@ -56,14 +58,20 @@ class Participation:
         """Waits for the end of the run; the final model is in the parameters."""
         if (island := self.inside) is not None:
             self._inside = False
-            island.__exit__(None)
+            island.__exit__(None, None, None)
 
     def leave(self) -> None:
         """At once, with the parameters as they are."""
         if (island := self.inside) is not None:
             self._inside = False
-            island.__exit__(Left)
+            island.__exit__(Left, Left("the trainer has stopped"), None)
 
 
 class Left(Exception):
     """Why an island is left before the end: its trainer has stopped in the middle."""
+
+
+def _is_first_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or (
+        distributed.get_rank() == 0)
