@@ -72,9 +72,7 @@ def resume(state: Mapping[str, Any], session: Session, fragments: Sequence[Local
                         tuple(record and record[0] for record in records))
         anchors = []
         for record, fragment in zip(records, fragments, strict=True):
-            anchors.append(record and _bulk(record[1]["anchor"], session.dtype))
-            if record:
-                fragment.keep(record[1])
+            anchors.append(record and _bulk(fragment.keep(record[1]), session.dtype))
         session.resume(memory, anchors)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"the state is not whole: {type(error).__name__} {error}") from None

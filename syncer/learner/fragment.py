@@ -101,9 +101,11 @@ class Fragment:
         """A copy of what is here beside the local values."""
         return {} if self.anchor is None else {"anchor": self.anchor.copy()}
 
-    def keep(self, values: Mapping[str, Floats]) -> None:
-        """Takes what `kept` of another process gave; raises `ValueError` for other sizes."""
+    def keep(self, values: Mapping[str, Floats]) -> Floats:
+        """Takes what `kept` of another process gave, and shows the anchor; raises `ValueError` for
+        other sizes."""
         self.anchor = checked_floats(values["anchor"], self.numel)
+        return self.anchor
 
     def _pack_delta(self, anchor: Floats, out: Packed) -> None:
         if self._dtype == DTYPE_F32:

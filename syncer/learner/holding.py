@@ -47,8 +47,9 @@ class LocalFragment(Protocol):
     def kept(self) -> dict[str, Floats]:
         """A copy of what is here beside the local values: the anchor, and what belongs to it."""
 
-    def keep(self, values: Mapping[str, Floats]) -> None:
-        """Takes what `kept` of another process gave; raises `ValueError` for other sizes."""
+    def keep(self, values: Mapping[str, Floats]) -> Floats:
+        """Takes what `kept` of another process gave, and shows the anchor, only to be read; raises
+        `ValueError` for other sizes."""
 
 
 @runtime_checkable

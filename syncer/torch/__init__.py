@@ -14,5 +14,6 @@ except ModuleNotFoundError as error:
 
 from syncer.learner import ConnectionFailed, RunLost, RunMismatch, Status
 from syncer.torch.island import Diloco
+from syncer.torch.ranks import IslandBroken
 
-__all__ = ["ConnectionFailed", "Diloco", "RunLost", "RunMismatch", "Status"]
+__all__ = ["ConnectionFailed", "Diloco", "IslandBroken", "RunLost", "RunMismatch", "Status"]

@@ -150,8 +150,9 @@ class DeviceFragment:
         return {name: values.detach().cpu().clone().numpy()
                 for name, values in found.items() if values is not None}
 
-    def keep(self, values: Mapping[str, Floats]) -> None:
+    def keep(self, values: Mapping[str, Floats]) -> Floats:
         """As `Fragment.keep`."""
+        anchor = checked_floats(values["anchor"], self.numel)
         with self._changing():
             for name, floats in values.items():
                 there = torch.from_numpy(checked_floats(floats, self.numel))
@@ -159,6 +160,7 @@ class DeviceFragment:
                     self._anchor = self._kept(self._anchor, there)
                 elif name == "master":
                     self._master = self._kept(self._master, there)
+        return anchor
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

@@ -16,13 +16,15 @@ from typing import Any, SupportsFloat, SupportsIndex
 import torch
 
 from syncer.errors import ConfigError, LocalProtocolError
-from syncer.learner import Learner, Status
+from syncer.learner import Status
 from syncer.learner.reports import FIGURES_S
+from syncer.torch.members import Joined, join
+from syncer.torch.shares import Seat
 from syncer.torch.weights import Weights
 
 
 class Diloco:
-    """One island of a Decoupled DiLoCo run, for the model of this process.
+    """One island of a Decoupled DiLoCo run, for the model of this process, or of several.
 
         with Diloco(model, optimizer, "host:29400", learner_id=0) as island:
             for batch in data:
@@ -39,6 +41,12 @@ class Diloco:
     buffers: "local", each island keeps its own; "average": those of the merged model are the
     average of what the islands have. anchors: "host" or "device", where 4 bytes a parameter are.
 
+    Where torch.distributed has several processes, all of them are one island, with DDP or
+    fully_shard, and do the same here at the same place of their loops: the constructor, `with`, a
+    step, `state_dict`. Rank 0 alone has the connection: the arguments of `Learner` are read there.
+    group: of gloo, with the processes of this island; None: made of all. ranks_timeout_s: how long
+    one waits for another; then `IslandBroken` names that rank, and the island ends.
+
     Entering connects. A learner that joins a run that goes on begins with its values, waiting for
     them. Leaving without an exception waits for the end of the run and has the final model, to the
     bit in f32; an exception leaves the run at once. Raises as `Learner` does, and `ConfigError` for
@@ -51,16 +59,19 @@ class Diloco:
                  optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None,
                  address: str, *, learner_id: int = 0, tokens_per_step: int | None = None,
                  buffers: str = "local", anchors: str = "host", avg_regex: str | None = None,
-                 **learner: Any):
+                 group: Any = None, ranks_timeout_s: float = 600.0, **learner: Any):
         if not isinstance(model, torch.nn.Module):
             raise ConfigError(f"the model must be a torch.nn.Module, found {type(model).__name__}")
         if tokens_per_step is not None and not (
                 isinstance(tokens_per_step, SupportsIndex) and operator.index(tokens_per_step) > 0):
             raise ConfigError("tokens_per_step must be a whole number of at least 1, or None, "
                               f"found {tokens_per_step!r}")
-        _refuse_many_processes()
+        if not ranks_timeout_s > 0:
+            raise ConfigError(f"ranks_timeout_s must be more than 0, found {ranks_timeout_s!r}")
+        self._group, self._ranks_timeout_s = group, float(ranks_timeout_s)
         self._optimizers = _optimizers(optimizer)
-        self._weights = Weights(model, self._optimizers, buffers=buffers, anchors=anchors)
+        self._weights = Weights(model, self._optimizers, buffers=buffers, anchors=anchors,
+                                seat=_seat(group))
         self._options = learner | {
             "learner_id": learner_id, "avg_regex": _with_names(avg_regex, self._weights.statistics)}
         self._address = address
@@ -73,7 +84,7 @@ class Diloco:
         self._next_report = -math.inf
         self.reported: dict[str, float | None] = {}
         """The newest figures that `report` has read."""
-        self._learner: Learner | None = None
+        self._learner: Joined | None = None
         self._status: Status | None = None
         self._hook: Any = None
 
@@ -82,23 +93,24 @@ class Diloco:
     def __enter__(self) -> Diloco:
         if self._learner is not None:
             raise LocalProtocolError("this island has joined already; make another one")
-        learner = self._learner = Learner(self._weights, self._address, **self._options)
-        try:
-            stays = learner.resumed or learner.brings_values
-            self._status = learner.status if stays else learner.adopt()
-            if self._optimizers:
-                self._hook = self._optimizers[-1].register_step_post_hook(self._stepped)
-        except BaseException:
-            learner.close()
-            raise
+        self._weights.reshard()
+        learner = self._learner = join(self._weights, self._address, self._options, self._group,
+                                       self._ranks_timeout_s)
+        self._status = learner.status
+        if self._optimizers:
+            self._hook = self._optimizers[-1].register_step_post_hook(self._stepped)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, *raised: Any) -> None:
         if self._hook is not None:
             self._hook.remove()
-        with self._joined() as learner:
-            if kind is None:
-                self._status = learner.finish()
+        learner = self._joined()
+        if raised[0] is not None:
+            learner.__exit__(*raised)
+            return
+        with learner:
+            self._weights.reshard()
+            self._status = learner.finish()
 
     def tokens(self, count: SupportsIndex) -> None:
         """Says how many raw tokens were used; call it after `optimizer.step()`, or for each part of
@@ -202,10 +214,10 @@ class Diloco:
         if status.applied:
             for callback in self._callbacks:
                 callback(status)
-        if status.answered:
+        if status.answered and not self._weights.seat.rank:
             self._weights.warn_of_masters()
 
-    def _joined(self) -> Learner:
+    def _joined(self) -> Joined:
         if self._learner is None:
             raise LocalProtocolError("this island has not joined yet: use it in a with statement")
         return self._learner
@@ -249,10 +261,14 @@ def _with_names(avg_regex: str | None, names: tuple[str, ...]) -> str | None:
     return "|".join(parts) or None
 
 
-def _refuse_many_processes() -> None:
+def _seat(group: Any) -> Seat:
+    """Of this process among those of the island."""
     distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and (
-            distributed.get_world_size() > 1):
-        raise ConfigError(
-            f"this is process {distributed.get_rank()} of {distributed.get_world_size()} of a "
-            "torch.distributed group, and an island is one process here")
+    if not distributed.is_available() or not distributed.is_initialized():
+        if group is not None:
+            raise ConfigError("a group was given, and torch.distributed is not initialized")
+        return Seat()
+    if group is not None and distributed.get_backend(group) != "gloo":
+        raise ConfigError("the group of an island must be of gloo, which sends memory of the host; "
+                          f"found {distributed.get_backend(group)}")
+    return Seat(distributed.get_rank(group), distributed.get_world_size(group))

@@ -1,5 +1,7 @@
 """One tensor of a model as the run sees it: f32 values, whatever its own type and place.
 
+Of a tensor that is sharded over processes (a DTensor) it is the part that is in this one.
+
 Must not know fragments, or a device beyond what torch's own copies do.
 """
 
@@ -24,12 +26,18 @@ class Piece:
 
     def __init__(self, name: str, tensor: torch.Tensor, *, statistic: bool,
                  master: Callable[[], torch.Tensor | None]):
-        self.name, self.tensor, self.statistic = name, tensor, statistic
+        self.name, self._whole, self.statistic = name, tensor, statistic
         self._master = master
-        self.numel = int(tensor.numel())
-        self.shape = tuple(tensor.shape)
+        self._is_sharded = is_sharded(tensor)
+        self.numel = int(self.tensor.numel())
+        self.shape = tuple(self.tensor.shape)
         self.is_low = tensor.dtype in LOW_PRECISION
         self._kind = self._kind_now()
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """What is in this process, where it is now."""
+        return local(self._whole) if self._is_sharded else self._whole
 
     @property
     def is_plain(self) -> bool:
@@ -68,6 +76,20 @@ class Piece:
         return tensor.dtype, tensor.device, tuple(tensor.shape), tensor.is_contiguous()
 
 
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether it is a DTensor, of which a process may have a part."""
+    return getattr(tensor, "device_mesh", None) is not None
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that is in this process; all of a plain one."""
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():  # the memory itself, and not a view that a graph knows
+        part: torch.Tensor = tensor.to_local()
+        return part
+
+
 def _words(kind: tuple[Any, ...]) -> str:
     dtype, device, shape, contiguous = kind
     return (f"{str(dtype).removeprefix('torch.')} {list(shape)} on {device}"
@@ -75,7 +97,8 @@ def _words(kind: tuple[Any, ...]) -> str:
 
 
 def master_of(optimizers: tuple[Any, ...], parameter: torch.Tensor) -> torch.Tensor | None:
-    """The f32 master of a parameter in the state of an optimizer that keeps masters."""
+    """The f32 master of a parameter (its part here) in the state of an optimizer that keeps some.
+    """
     for optimizer in optimizers:
         state = optimizer.state
         if parameter not in state:
@@ -83,5 +106,5 @@ def master_of(optimizers: tuple[Any, ...], parameter: torch.Tensor) -> torch.Ten
         for key, value in state[parameter].items():
             if (MASTER in str(key) and isinstance(value, torch.Tensor)
                     and value.dtype == torch.float32 and value.shape == parameter.shape):
-                return value
+                return local(value)
     return None

@@ -19,32 +19,40 @@ from syncer.learner.holding import LocalFragment
 from syncer.learner.partition import canonical_name
 from syncer.torch.device import device_of
 from syncer.torch.device_fragment import DeviceFragment, HostFragment
-from syncer.torch.tensor_piece import LOW_PRECISION, Piece, master_of
+from syncer.torch.shares import Seat, Share, share_of
+from syncer.torch.tensor_piece import LOW_PRECISION, Piece, is_sharded, local, master_of
 
 HELD_TYPES = (torch.float32, *LOW_PRECISION)
 COMPILED = re.compile(r"(?<![^.])_orig_mod\.")
 """A part of a name that torch.compile adds."""
 BUFFERS = ("local", "average")
 ANCHORS = ("host", "device")
+ALONE = Seat()
 
 
 class Weights:
     """The parameters of a module that are trained, and with buffers="average" its float buffers.
 
-    A tied parameter is there once, under its first name. Raises `ConfigError` for a tensor that
-    cannot be in a run, with its name.
+    A tied parameter is there once, under its first name. seat: of this process in its island, which
+    may have parts of the tensors alone. Raises `ConfigError` for a tensor that cannot be in a run,
+    with its name.
     """
 
     def __init__(self, model: torch.nn.Module, optimizers: tuple[Any, ...], *,
-                 buffers: str = "local", anchors: str = "host"):
+                 buffers: str = "local", anchors: str = "host", seat: Seat = ALONE):
         for what, value, values in (("buffers", buffers, BUFFERS), ("anchors", anchors, ANCHORS)):
             if value not in values:
                 raise ConfigError(f"{what} must be one of {', '.join(values)}, found {value!r}")
         self._model, self._optimizers = model, optimizers
+        self.reshard()
         self._on_device = anchors == "device"
+        self.seat = seat
+        _refuse_old_fsdp(model, seat)
         self._trained = {name: (parameter, bool(parameter.requires_grad))
                          for name, parameter in _parameters(model)}
         self._pieces: dict[str, Piece] = {}
+        self.shares: dict[str, Share] = {}
+        """What of each tensor is in this process."""
         self._places: dict[int, torch.Tensor] = {}
         unwrapped = _Unwrapped(model)
         for name, parameter in model.named_parameters():
@@ -65,11 +73,16 @@ class Weights:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of every tensor in the run."""
-        return {name: piece.shape for name, piece in self._pieces.items()}
+        """Of every tensor in the run, as a whole."""
+        return {name: share.shape for name, share in self.shares.items()}
+
+    @property
+    def pieces(self) -> Mapping[str, Piece]:
+        """What of every tensor is in this process."""
+        return self._pieces
 
     def fragment(self, names: Sequence[str], dtype: int) -> LocalFragment:
-        """Some of them; dtype: that of the session."""
+        """What is here of some of them; dtype: that of the session."""
         pieces = [self._pieces[name] for name in names]
         if all(piece.is_plain for piece in pieces):
             return HostFragment(pieces, dtype, self.check)
@@ -85,6 +98,9 @@ class Weights:
         """Raises `ConfigError` if the model is not what it was at the start, and names what."""
         for name, parameter in _parameters(self._model):
             known, trained = self._trained.get(name, (None, False))
+            if known is not None and is_sharded(known) and not is_sharded(parameter):
+                raise ConfigError(f"parameter {name!r} is gathered for a pass at the moment: the "
+                                  "step boundary belongs right behind optimizer.step()")
             if known is not parameter:
                 raise ConfigError(f"parameter {name!r} has come into the model after the run was "
                                   "joined: build the model first, then join")
@@ -97,6 +113,13 @@ class Weights:
             if (change := piece.changed()) is not None:
                 raise ConfigError(f"{piece.name!r} is {change} when the run was joined: move and "
                                   "convert the model first, then join")
+
+    def reshard(self) -> None:
+        """Between passes: what fully_shard has gathered for one (an evaluation leaves its outermost
+        module so) is in parts again."""
+        for module in self._model.modules():
+            if hasattr(module, "reshard") and hasattr(module, "unshard"):
+                module.reshard()
 
     def warn_of_masters(self) -> None:
         """Once, when the optimizer has made a step and turns out to keep no f32 values."""
@@ -114,9 +137,10 @@ class Weights:
 
     def _add(self, name: str, tensor: torch.Tensor, *, statistic: bool = False) -> bool:
         """Whether it is one more, and not tied to one that is there."""
-        _refuse(name, tensor)
-        place = int(tensor.data_ptr())
-        if place in self._places and _is_tied(self._places[place], tensor):
+        here = local(tensor)
+        _refuse(name, here)
+        place = int(here.data_ptr())
+        if place in self._places and _is_tied(self._places[place], here):
             return False
         if name in self._pieces:
             raise ConfigError(f"two tensors are called {name!r} without the prefixes of their "
@@ -125,7 +149,8 @@ class Weights:
         def master() -> torch.Tensor | None:
             return None if statistic else master_of(self._optimizers, tensor)
 
-        self._places[place] = tensor
+        self._places[place] = here
+        self.shares[name] = share_of(name, tensor, self.seat)
         self._pieces[name] = Piece(name, tensor, statistic=statistic, master=master)
         return True
 
@@ -174,9 +199,6 @@ def _float_buffers(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def _refuse(name: str, tensor: torch.Tensor) -> None:
     """Raises for a tensor that no run can hold."""
-    if getattr(tensor, "device_mesh", None) is not None:
-        raise ConfigError(f"{name!r} is sharded over processes (DTensor), which an island of one "
-                          "process cannot merge")
     if torch.nn.parameter.is_lazy(tensor):
         raise ConfigError(f"{name!r} has no shape yet: run the model once, then join")
     if tensor.device.type == "meta":
@@ -188,6 +210,13 @@ def _refuse(name: str, tensor: torch.Tensor) -> None:
            for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         raise ConfigError(f"{name!r} is expanded: several of its elements are one in memory; make "
                           "it contiguous first")
+
+
+def _refuse_old_fsdp(model: torch.nn.Module, seat: Seat) -> None:
+    if seat.ranks > 1 and any(type(module).__name__ == "FullyShardedDataParallel"
+                              for module in model.modules()):
+        raise ConfigError("the model is in FullyShardedDataParallel, whose parts have no shape "
+                          "that an island could read back: shard it with fully_shard")
 
 
 def _is_tied(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -131,3 +131,50 @@ def test_an_example_without_arguments_says_how_it_is_called(program):
         check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"python {program} LEARNER_ID HOST:PORT" in done.stderr
+
+
+def torchrun(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            str(ROOT / "examples/torch_fsdp2.py"), *arguments]
+
+
+def clean() -> dict[str, str]:
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("SYNCER_", "YETO_"))}
+    return found | {"PYTHONPATH": str(ROOT)}
+
+
+def test_an_island_of_two_ranks_and_one_of_one_process_have_one_model(tmp_path):
+    """By the commands of the page, with fewer steps."""
+    text = (ROOT / "docs/pytorch.md").read_text(encoding="utf-8")
+    assert ("torchrun --nproc-per-node 2 examples/torch_fsdp2.py 0 127.0.0.1:29400\n"
+            "python examples/torch_gpt.py 1 127.0.0.1:29400\n") in text
+    with ServerProcess(tmp_path, "--run", "bytes", "--sync-interval-steps", "5", "--quorum", "2",
+                       learners=2, steps=16) as server:
+        address = f"127.0.0.1:{server.port}"
+        commands = torchrun("0", address), [
+            sys.executable, str(ROOT / "examples/torch_gpt.py"), "1", address]
+        islands = [subprocess.Popen(command, env=clean(), stdout=subprocess.PIPE, text=True)
+                   for command in commands]
+        try:
+            outputs = [island.communicate(timeout=6 * DEADLINE_S)[0] for island in islands]
+        finally:
+            for island in islands:
+                island.kill()
+        assert server.wait() == 0, server.log.text()
+    merged = [float(re.search(r"([\d.]+) merged", each)[1]) for each in outputs]
+    assert abs(merged[0] - merged[1]) < 1e-3, "FSDP sums in another order"
+    assert merged[0] < float(re.match(r"([\d.]+) bits per byte at first", outputs[0])[1]) - 1
+
+
+def test_an_island_of_two_ranks_goes_on_from_its_checkpoint(tmp_path):
+    with ServerProcess(tmp_path, "--run", "bytes", "--sync-interval-steps", "3",
+                       steps=12) as server:
+        address, folder = f"127.0.0.1:{server.port}", str(tmp_path / "island")
+        first = subprocess.run(torchrun("0", address, folder, "8"), env=clean(), check=True,
+                               capture_output=True, text=True, timeout=6 * DEADLINE_S).stdout
+        second = subprocess.run(torchrun("0", address, folder), env=clean(), check=True,
+                                capture_output=True, text=True, timeout=6 * DEADLINE_S).stdout
+        assert server.wait() == 0, server.log.text()
+    assert "saved after 8 steps" in first
+    assert "behind 8 steps" in second
+    assert "merged, after" in second

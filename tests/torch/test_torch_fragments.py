@@ -144,7 +144,7 @@ def test_what_training_has_added_to_coarse_weights_is_in_the_delta(device):
     fragment.rebase(encoded(np.full(4, fine), DTYPE_F32), 0.0)
     assert pieces[0].tensor.tolist() == [1] * 4
     assert not any(delta_of(fragment, DTYPE_F32)), "nothing was trained"
-    pieces[0].tensor += 0.25
+    pieces[0].tensor.add_(0.25)
     delta = np.frombuffer(delta_of(fragment, DTYPE_F32), np.float32)
     assert delta.tolist() == [0.25] * 4
 

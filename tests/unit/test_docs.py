@@ -23,8 +23,8 @@ MAKE = re.compile(r"(?:`|^|&& )make ([a-z-]+)", re.MULTILINE)
 MODULE = re.compile(r"python -m ((?:syncer|tests|benchmarks|experiments)[\w.]*)")
 COMMAND = re.compile(r"(?<!\| )`syncer ([a-z]+)")  # at the head of a table row: a log message
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-TOOLS_OWN = {"--args", "--benchmark-only", "--index-url"}
-"""Flags of gdb, pytest and pip that the pages mention."""
+TOOLS_OWN = {"--args", "--benchmark-only", "--index-url", "--nproc-per-node"}
+"""Flags of gdb, pytest, pip and torchrun that the pages mention."""
 RULE = re.compile(r"\b(rule|wire) (\d+\.\d+)")
 RULE_BOOKS = {"rule": "docs/rules.md", "wire": "docs/protocol.md"}
 
