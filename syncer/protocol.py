@@ -83,6 +83,7 @@ class Msg(IntEnum):
     REPORT = 17
     LAYOUT = 18
     BCAST_CHANGE = 19
+    PUSH_FATE = 20
 
 
 class RunState(IntEnum):
@@ -104,6 +105,25 @@ class NoticeCode(IntEnum):
     CLAIMED_TWICE = 5
     """One learner id, from two addresses."""
     OTHER = 6
+
+
+class PushFate(IntEnum):
+    """What became of the answer to a pull; only the first one is a merge."""
+
+    MERGED = 0
+    NOT_COME = 1
+    """It has not come, and a later pull of the fragment is about to."""
+    OUT_OF_ROUND = 2
+    UNEXPECTED_MEMBER = 3
+    FUTURE_BASE = 4
+    STALE_BASE = 5
+    DUPLICATE = 6
+    CARRIED = 7
+    """It was late, and may be merged in a later round."""
+    GIVEN_UP = 8
+    """With the attempt that it was for."""
+    LEFT_OUT = 9
+    """The merge would not have been finite with it."""
 
 
 def msg_name(msg_type: int) -> str:

@@ -29,6 +29,7 @@ HELLO, OUTBOX = "unit/test_wire_hello.py", "unit/test_server_outbox.py"
 TURNS, READERS = "sim/test_catchups.py", "e2e/test_server_readers.py"
 SHORTAGE = "e2e/test_server_shortage.py"
 INTRODUCTIONS = "e2e/test_server_introductions.py"
+FATES = "unit/test_learner_fates.py"
 DOWNLINK, ANCHORS = "e2e/test_downlink.py", "unit/test_server_downlink.py"
 RENUMBERING = "checkpoint/test_renumbering.py"
 PROMISED = "unit/test_server_promised.py"
@@ -142,6 +143,10 @@ ELSEWHERE = {
              "unit/test_server_introductions.py"
              "::test_what_a_learner_holds_counts_by_the_process_that_sent_it"],
     "14.8": [f"{RESUME}::test_what_no_run_would_take_does_not_end_a_strict_one"],
+    "19.1": [f"{FATES}::test_of_two_answers_to_one_pull_nobody_can_tell_the_fates_apart",
+             f"{FATES}::test_a_fate_is_of_the_last_answer_alone"],
+    "19.2": [f"{FATES}::test_only_a_merge_is_carried_on",
+             f"{FATES}::test_a_merge_outlives_its_connection_where_the_next_server_has_it"],
 }
 """Rule -> tests that are no scenarios, relative to tests/."""
 

@@ -99,9 +99,11 @@ class ToyDriver:
 
     # ---- events --------------------------------------------------------------------------------
 
-    def hello(self, learner: int, generation: int, kept: tuple[int, ...] = ()) -> ev.Hello:
+    def hello(self, learner: int, generation: int, kept: tuple[int, ...] = (),
+              wants_fates: bool = False) -> ev.Hello:
         self.connections += 1
-        return ev.Hello(self.connections, learner, generation, self.fragments, bytes(32), kept)
+        return ev.Hello(self.connections, learner, generation, self.fragments, bytes(32), kept,
+                        wants_fates)
 
     def init(self, learner: int, generation: int, fragment: int, value: float) -> ev.Init:
         payload = Payload(f"init {learner}.{generation} p{fragment}", value)

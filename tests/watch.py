@@ -15,6 +15,7 @@ from syncer.core.invariants import check
 from syncer.core.rounds.round import RoundState
 from syncer.core.run.phases import Phase
 from syncer.core.run.tape_keys import misfit
+from syncer.protocol import PushFate
 from tests.closing_rules import decide, launch_gap_ns
 from tests.waiting_rules import WaitsCheck
 
@@ -65,6 +66,14 @@ class Watch:
         self.initial = scheduler.global_step  # or the initial cut is out
         self.durable = durable_step
         self.save_failed = False
+        self.owed: dict = {}
+        """Of each member that asks for fates: fragment -> (step, attempt) of its last pull, until
+        it is told of it."""
+        self.shares: dict = {}
+        """By step that is computed: senders of its contributions, None of those that do not count
+        as answers of it."""
+        self.in_step: dict = {}
+        """The step that was published last: the senders of the answers in it."""
 
     def event(self, event):
         """Before the scheduler sees an event."""
@@ -74,6 +83,8 @@ class Watch:
             self.owned[id(payload)] = payload
             if isinstance(event, ev.Push):
                 self.origins[id(payload)] = (event.learner, event.step, event.attempt)
+        if isinstance(event, ev.Hello) and event.wants_fates:
+            self.owed.setdefault((event.learner, event.generation), {})
         if isinstance(event, ev.Disconnected):
             self.connected.discard((event.learner, event.generation))
         elif isinstance(event, ev.CaughtUp):
@@ -88,6 +99,9 @@ class Watch:
                 self.durable = self.durable if self.save_failed else save.step
         elif isinstance(event, ev.MergeDone) and event.nothing_left:
             self.nothing_left(event.step)
+        elif isinstance(event, ev.MergeDone) and event.step in self.shares:
+            for dropped in event.dropped:
+                self.shares[event.step][dropped.position] = None
         elif isinstance(event, ev.FinalAck) and event.step == self.last_step:
             self.acknowledged |= {(event.learner, event.generation)} & self.eligible
 
@@ -206,6 +220,18 @@ class Watch:
             base = self.scheduler.versions[action.fragment]
             sent = self.sent[member].get(action.fragment)
             assert sent == base, f"8: {member} has version {sent}, the round's base is {base}"
+            if member in self.owed:
+                assert action.fragment not in self.owed[member], f"21: {member} was not told"
+                self.owed[member][action.fragment] = action.step, action.attempt
+
+    def on_tellfate(self, action):
+        """21: once for each pull, and a merge is one that is published with this push."""
+        member = (action.learner, action.generation)
+        assert member in self.connected, f"{action} to {member}, which is not there"
+        told = self.owed[member].pop(action.fragment, None)
+        assert told == (action.step, action.attempt), f"21: {action}, but {told} was asked for"
+        merged = member in self.in_step.get(action.step, ())
+        assert merged == (action.fate is PushFate.MERGED), f"21: {action}, merged: {merged}"
 
     def on_startmerge(self, action):
         who = [(c.learner, c.generation) for c in action.contributions]
@@ -226,6 +252,8 @@ class Watch:
         assert decide(round, self.config, self.scheduler.now_ns) == "CLOSE", f"{round} too early"
         assert action.step not in self.merging, f"2: step {action.step} merged twice"
         self.merging[action.step] = action
+        self.shares[action.step] = [None if c.carried else (c.learner, c.generation)
+                                    for c in action.contributions]
 
     def merged_once(self, push, contribution):
         """18: one push is merged at most once, however often and on whatever connection it came."""
@@ -262,6 +290,7 @@ class Watch:
     def on_publish(self, action):
         assert action.step == self.published + 1, f"1: {action} after {self.published}"
         assert self.merging[action.step].fragment == action.fragment
+        self.in_step = {action.step: set(self.shares.pop(action.step))}
         del self.computing[action.step]
         self.published = action.step
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from syncer.protocol import NoticeCode, RunState
+from syncer.protocol import NoticeCode, PushFate, RunState
 
 Member = tuple[int, int]
 
@@ -102,6 +102,17 @@ class Pull(NamedTuple):
     fragment: int
     step: int
     attempt: int
+
+
+class TellFate(NamedTuple):
+    """Tell a member what became of its answer to the pull (fragment, step, attempt)."""
+
+    learner: int
+    generation: int
+    fragment: int
+    step: int
+    attempt: int
+    fate: PushFate
 
 
 class Contribution(NamedTuple):
@@ -244,7 +255,7 @@ class Exit(NamedTuple):
 
 
 Action = (
-    Admit | Refuse | Close | Release | AdoptInit | CatchUp | Pull | OpenFold | Fold | Park | Unpark
-    | StartMerge | Publish | Broadcast | Save | Hasten | SendFinal | SendShutdown | Notice | Log
-    | Record | Exit
+    Admit | Refuse | Close | Release | AdoptInit | CatchUp | Pull | TellFate | OpenFold | Fold
+    | Park | Unpark | StartMerge | Publish | Broadcast | Save | Hasten | SendFinal | SendShutdown
+    | Notice | Log | Record | Exit
 )

@@ -44,6 +44,8 @@ class Hello(NamedTuple):
     kept: tuple[int, ...] = ()
     """Of each fragment the version of this run that its learner has to the bit, -1 for none; () of
     one that has not said."""
+    wants_fates: bool = False
+    """It asks to be told what becomes of its pushes (rule 19.1)."""
 
 
 class Misfit(NamedTuple):

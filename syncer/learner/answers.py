@@ -26,6 +26,7 @@ class Answers:
         self._fragments, self._buffers = fragments, buffers
         self._packing: deque[_Delta] = deque()
         """Those that a device still packs, in order."""
+        self._said = False
 
     def give(self) -> tuple[tuple[int, int], ...]:
         """Answers what is due; (fragment, global step) of each delta that is on its way now."""
@@ -40,12 +41,23 @@ class Answers:
                 break  # it stays pending: the network is slower than the pulls
             with self._client.lock:
                 push, generation = self._session.answer(pull), self._session.last_generation
+                carries = self._session.fates.carried(pull.fragment)
             if push is not None:
+                if not carries:
+                    self._fragments[pull.fragment].forget_error()
+                self._look_untold()
                 delta = self._buffers.take(size)
                 underway = self._fragments[pull.fragment].pack_delta(delta)
                 self._packing.append(_Delta(push, delta, underway, generation))
                 answered += self._send_packed()
         return answered
+
+    def _look_untold(self) -> None:
+        """Errors that nobody says may be carried on are dropped: once, why."""
+        if self._session.fates.untold and not self._said:
+            self._said = True
+            self._client.say("this server does not tell what becomes of a push: error_feedback has "
+                             "no effect with it")
 
     def wait(self) -> bool:
         """Until a device has packed all that it was given; whether there was anything."""

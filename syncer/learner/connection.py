@@ -15,7 +15,14 @@ from syncer.learner.changes import Digest, LateDigest, Rebuilt
 from syncer.learner.tensor_messages import TensorMessage
 from syncer.protocol import DTYPE_Q4, Msg, bulk_dtype
 from syncer.wire.encode import chunk_message, encode_data_hello, encode_hello
-from syncer.wire.extended import NoticeText, Welcome, parse_notice, parse_welcome
+from syncer.wire.extended import (
+    Fate,
+    NoticeText,
+    Welcome,
+    parse_fate,
+    parse_notice,
+    parse_welcome,
+)
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello
 from syncer.wire.limits import Limits
@@ -43,7 +50,7 @@ CONTROL = 0
 
 
 Received: TypeAlias = (Pull | Bcast | BcastChange | FinalFragment | Manifest | Welcome | NoticeText
-                       | str | None)
+                       | Fate | str | None)
 """A message of the server; the text of an ERROR, None for SHUTDOWN."""
 
 
@@ -86,7 +93,8 @@ class Connection:
         """What the server has answered to that, once the session has judged it."""
         self.limits = limits = Limits.for_client(
             session.layout, session.dtype, extended=extended,
-            changes=extension is not None and bool(extension.changes))
+            changes=extension is not None and bool(extension.changes),
+            fates=extension is not None and extension.fates)
         reassembly = Reassembly(limits)
         self._readers = [FrameReader(limits, reassembly) for _ in range(self.streams)]
         self._next_data = 0
@@ -151,6 +159,8 @@ class Connection:
             message = parse_welcome(payload, len(layout.fragments))
         elif self.extended and msg_type == Msg.NOTICE:
             message = parse_notice(payload)
+        elif msg_type == Msg.PUSH_FATE:
+            message = parse_fate(payload, len(layout.fragments))
         else:
             raise RemoteProtocolError(f"unexpected message type {msg_type}")  # impossible: limits
         return Inbound(msg_type, message, digest)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from syncer.errors import ConfigError
-from syncer.learner.fragment import Fragment
+from syncer.learner.fragment import Floats, Fragment
 from syncer.protocol import DTYPES, bulk_dtype, tensor_bytes
 
 if TYPE_CHECKING:
@@ -50,8 +50,19 @@ def state_of(session: Session, fragments: Sequence[LocalFragment],
         "format": STATE_FORMAT, "fingerprint": fingerprint.hex(), "dtype": DTYPES[session.dtype],
         "learner": session.learner, "steps": memory.steps, "tokens": memory.tokens,
         "known": memory.known,
-        "fragments": [None if known is None else known._asdict() | {"kept": fragment.kept()}
-                      for known, fragment in zip(memory.fragments, fragments, strict=True)]}
+        "fragments": [None if known is None else known._asdict() | _kept(session, index, fragment)
+                      for index, (known, fragment) in enumerate(
+                          zip(memory.fragments, fragments, strict=True))]}
+
+
+def _kept(session: Session, index: int, fragment: LocalFragment) -> dict[str, Any]:
+    """What a fragment has; the error of its last delta only if that is known to be merged."""
+    kept: dict[str, Floats] = fragment.kept()
+    step = session.fates.merged(index)
+    if step is None or "error" not in kept:
+        kept.pop("error", None)
+        return {"kept": kept}
+    return {"kept": kept, "merged": step}
 
 
 def resume(state: Mapping[str, Any], session: Session, fragments: Sequence[LocalFragment],
@@ -74,6 +85,9 @@ def resume(state: Mapping[str, Any], session: Session, fragments: Sequence[Local
         for record, fragment in zip(records, fragments, strict=True):
             anchors.append(record and _bulk(fragment.keep(record[1]), session.dtype))
         session.resume(memory, anchors)
+        for index, record in enumerate(state["fragments"]):
+            if record and "merged" in record:
+                session.fates.resume(index, int(record["merged"]))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"the state is not whole: {type(error).__name__} {error}") from None
     return all(records)

@@ -41,6 +41,9 @@ class Fragment:
         self.numel = sum(tensor.size for tensor in tensors)
         self.anchor: Floats | None = None
         """f32, the exact values of the last broadcast; None before the first."""
+        self.error: Floats | None = None
+        """What the last delta has lost when it was packed; None: nothing that is to be carried."""
+        self._feeds_back = False
         self._dtype = dtype
         self._locals = [tensor.reshape(-1) for tensor in tensors]
         self._offsets: list[int] = np.cumsum([0, *(tensor.size for tensor in tensors)]).tolist()
@@ -92,19 +95,31 @@ class Fragment:
     def pack_delta(self, out: Packed) -> None:
         """Writes local - anchor in the session dtype; the anchor must be there.
 
-        out: uint8, exactly the bytes of this fragment.
+        out: uint8, exactly the bytes of this fragment. After `feed_back` the error of the delta
+        before is added, in a rounded sum, and what this one loses is the error from now on.
         """
         with kernels.exact_floats():  # whatever the trainer's thread does with subnormal numbers
             self._pack_delta(self._anchored(), out)
 
+    def feed_back(self) -> None:
+        """Keep errors from now on, in another 4 bytes a parameter."""
+        self._feeds_back = True
+
+    def forget_error(self) -> None:
+        """The last delta was not merged: what it has lost is in no merge's way."""
+        self.error = None
+
     def kept(self) -> dict[str, Floats]:
         """A copy of what is here beside the local values."""
-        return {} if self.anchor is None else {"anchor": self.anchor.copy()}
+        found = {"anchor": self.anchor, "error": self.error}
+        return {name: values.copy() for name, values in found.items() if values is not None}
 
     def keep(self, values: Mapping[str, Floats]) -> Floats:
         """Takes what `kept` of another process gave, and shows the anchor; raises `ValueError` for
         other sizes."""
         self.anchor = checked_floats(values["anchor"], self.numel)
+        if self._feeds_back and "error" in values:
+            self.error = checked_floats(values["error"], self.numel)
         return self.anchor
 
     def _pack_delta(self, anchor: Floats, out: Packed) -> None:
@@ -114,13 +129,24 @@ class Fragment:
                 np.subtract(local, anchor[start:stop], out=values[start:stop])
             return
         encode = kernels.encode_bf16 if self._dtype == DTYPE_BF16 else kernels.encode_q4
+        decode = kernels.decode_bf16 if self._dtype == DTYPE_BF16 else kernels.decode_q4
         scratch = np.empty(min(WINDOW, self.numel), np.float32)
+        before = self.error
+        if self._feeds_back and before is None:
+            self.error = np.empty(self.numel, np.float32)
         for begin in range(0, self.numel, WINDOW):
             end = min(begin + WINDOW, self.numel)
+            packed = out[tensor_bytes(begin, self._dtype):tensor_bytes(end, self._dtype)]
+            delta = scratch[:end - begin]
             for start, stop, local in self._spans(begin, end):
                 np.subtract(local, anchor[start:stop], out=scratch[start - begin:stop - begin])
-            encode(scratch[:end - begin], out[tensor_bytes(begin, self._dtype):
-                                              tensor_bytes(end, self._dtype)])
+            if before is not None:
+                np.add(delta, before[begin:end], out=delta)
+            encode(delta, packed)
+            if self.error is not None:
+                lost = self.error[begin:end]
+                decode(packed, lost, False)
+                np.subtract(delta, lost, out=lost)
 
     def _anchored(self) -> Floats:
         if self.anchor is None:

@@ -44,6 +44,12 @@ class LocalFragment(Protocol):
         """What they differ from the anchor now; None: it is in `out` on return. Else training may
         go on at once, and `out` must stay as it is until the bytes are there."""
 
+    def feed_back(self) -> None:
+        """From now on each delta has what the one before it has lost when it was packed."""
+
+    def forget_error(self) -> None:
+        """But the next one has not: the one before it was not merged."""
+
     def kept(self) -> dict[str, Floats]:
         """A copy of what is here beside the local values: the anchor, and what belongs to it."""
 

@@ -33,16 +33,18 @@ class Introduction:
 
     base: the session contract without a name of the run, 32 bytes. run: that name, or None. names:
     those of learner 0's parameters, None for the others. on_lost_run: None, or "reseed" to go on
-    with a server that begins anew. Raises `ConfigError` for other values.
+    with a server that begins anew. wants_fates: whether it asks what becomes of its pushes. Raises
+    `ConfigError` for other values.
     """
 
     def __init__(self, base: bytes, *, run: str | None = None, names: Names | None = None,
-                 on_lost_run: str | None = None):
+                 on_lost_run: str | None = None, wants_fates: bool = False):
         if run is not None and not (isinstance(run, str) and is_run_name(run)):
             raise ConfigError(f"run must be {RUN_NAME_RULE}, found {run!r}")
         if on_lost_run not in (None, RESEED):
             raise ConfigError(f"on_lost_run must be None or {RESEED!r}, found {on_lost_run!r}")
         self.names = names
+        self.wants_fates = wants_fates
         self.silent = False
         """Whether it is left out, since the server does not understand it."""
         self._base, self._run = base, run
@@ -60,7 +62,8 @@ class Introduction:
         if self.silent:
             return None
         run = None if self._run is None else RunClaim(self._base, self._run)
-        return Extension(client_text(), held, self.names, run=run, changes=(DTYPE_Q4,))
+        return Extension(client_text(), held, self.names, run=run, changes=(DTYPE_Q4,),
+                         fates=self.wants_fates)
 
     def refused(self, text: str) -> ConnectionFailed:
         """What the ERROR means that answers an introduction."""

@@ -36,7 +36,7 @@ from syncer.learner.partition import (
 from syncer.learner.reports import TrainingFigures
 from syncer.learner.send_buffers import SendBuffers
 from syncer.learner.session import Phase, Session
-from syncer.protocol import DTYPES
+from syncer.protocol import DTYPE_F32, DTYPES
 from syncer.tls import TlsPaths
 from syncer.wire.extended import LearnerReport
 from syncer.wire.messages import Pull
@@ -75,6 +75,8 @@ class Learner:
     learner_id: below the server's --learners; learner 0 brings the initial values.
     dtype: "f32", "bf16" or "q4", how deltas travel. fragments, matrix_merge, pattern, avg_regex,
     identity_shapes: as in `build_layout`; these, dtype and the names must be equal in all learners.
+    error_feedback: in q4 and bf16, what a delta has lost when it was packed is added to the next
+    one of its fragment once it was merged; 4 bytes a parameter. Each learner as it likes.
     alpha: 0 <= alpha < 1, how much of its own values a learner keeps when a broadcast arrives.
     min_steps_per_sync: optimizer steps on an anchor before a pull is answered.
     bounded_lag: whether a pull waits for the broadcast it is about however long that takes, as a
@@ -109,10 +111,12 @@ class Learner:
                  connect_timeout_s: float = 900.0, bounded_lag: bool = True,
                  run: str | None = None, on_lost_run: str | None = None,
                  local_address: str | None = None, tls: TlsPaths | None = None,
-                 state: Mapping[str, Any] | None = None):
+                 state: Mapping[str, Any] | None = None, error_feedback: bool = False):
         codes = {name: code for code, name in DTYPES.items()}
         if dtype not in codes:
             raise ConfigError(f"dtype must be one of {', '.join(codes)}, found {dtype!r}")
+        if error_feedback and codes[dtype] == DTYPE_F32:
+            raise ConfigError("error_feedback needs dtype bf16 or q4: deltas in f32 lose nothing")
         checked_numbers(learner_id=learner_id, alpha=alpha, num_streams=num_streams,
                         min_steps_per_sync=min_steps_per_sync, max_reconnects=max_reconnects,
                         connect_timeout_s=connect_timeout_s)
@@ -124,10 +128,12 @@ class Learner:
         self._fragments = [
             holding.fragment([tensor.name for tensor in fragment.tensors], codes[dtype])
             for fragment in self._layout.fragments]
+        for each in self._fragments if error_feedback else ():
+            each.feed_back()
         fingerprint = self._fingerprint = layout_fingerprint(self._layout)
         introduction = Introduction(
             fingerprint if contract is None else contract, run=run, on_lost_run=on_lost_run,
-            names=self._layout.names if learner_id == 0 else None)
+            names=self._layout.names if learner_id == 0 else None, wants_fates=error_feedback)
         self._session = Session(
             self._layout.wire, fingerprint, learner=learner_id, dtype=codes[dtype],
             num_streams=num_streams, introduction=introduction, profile_hash=profile_hash,

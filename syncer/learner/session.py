@@ -19,6 +19,7 @@ reassembly, order of stripes) is a `Connection`; what outlives it is in `Session
   their connection: the server asks the next generation again.
 * `held`: from which server process each of `accepted` came, if it said who it is. HELLO tells, and
   what WELCOME says is kept counts as heard on the new connection: it is not sent again.
+* `fates`: what became of the last answer of each fragment, if the introduction asks for that.
 * the final cut: FINAL_FRAGMENTs with the three rules above in a cache of their own, and a manifest
   that must never change. With the manifest, broadcasts and pulls are no longer handed out.
 
@@ -45,12 +46,13 @@ from syncer.learner.changes import Changes, Digest, Rebuilt
 from syncer.learner.connection import Connection, Inbound, Received
 from syncer.learner.continuation import FragmentMemory, Memory
 from syncer.learner.failures import ConnectionFailed, RunMismatch, TurnedAway, refusal
+from syncer.learner.fates import Fates
 from syncer.learner.final_cut import ArrivingCut, is_news
 from syncer.learner.introduction import Introduction
 from syncer.learner.tensor_messages import TensorMessages
 from syncer.protocol import DTYPE_BF16, RunState
 from syncer.wire.encode import encode_final_ack, encode_heartbeat, encode_hello
-from syncer.wire.extended import NoticeText, Welcome
+from syncer.wire.extended import Fate, NoticeText, Welcome
 from syncer.wire.extension import Held
 from syncer.wire.hello import Hello
 from syncer.wire.messages import (
@@ -87,8 +89,8 @@ class Session:
     introduction: what is said beside protocol 4, whose contract is then that of the session; None:
     nothing. Raises `LocalProtocolError` for values that no HELLO can carry.
 
-    Large: it is one state machine; every method is something that happens to a learner, or a
-    question about where it stands. What it sends is made by `tensors`, what ends it is in `final`.
+    Large: one state machine; every method is something that happens to a learner, or asks where it
+    stands. What it sends is made by `tensors`, what ends it is in `final`.
     """
 
     def __init__(self, layout: Layout, fingerprint: bytes, *, learner: int,
@@ -123,8 +125,7 @@ class Session:
         self.connection: Connection | None = None
         self.error: SyncerError | None = None
         self.phase = Phase.TRAINING
-        self.steps = 0
-        self.tokens = 0
+        self.steps = self.tokens = 0
         self.accepted: list[tuple[int, Digest] | None] = [None] * count
         self._sources: list[int | None] = [None] * count
         """The server process that sent what was accepted last; None: not known."""
@@ -141,15 +142,14 @@ class Session:
         """The connection on which the manifest of the final cut came."""
         self._applied: list[_Applied | None] = [None] * count
         self._changes = Changes(count)
-        self.versions: tuple[int, ...] = (0,) * count
-        """Version of each fragment that was last taken to be applied; 0 also before the first."""
+        self.fates = Fates(count, bool(introduction and introduction.wants_fates))
+        self.versions: tuple[int, ...] = (0,) * count  # taken to be applied; 0 before the first
         self.last_generation: int | None = None
-        self.msg_ids = itertools.count()
-        """Numbers of chunked messages; none repeats in the life of a session."""
+        self.msg_ids = itertools.count()  # of chunked messages; none repeats in a session's life
         self.unheard: set[int] = set()
         """Fragments of which the newest connection has brought no broadcast yet."""
         self._unconfirmed: set[int] = set()
-        """Fragments whose anchor is of an older connection, and not known to hold on this one."""
+        """Those whose anchor is of an older connection, and not known to hold on this one."""
 
     def _fit(self, introduction: Introduction) -> None:
         """Leaves the names out if no HELLO of this layout can carry them; raises for the rest."""
@@ -179,6 +179,7 @@ class Session:
         self.unheard = set(range(len(self.layout.fragments)))
         self._unconfirmed = set(self.unheard)
         self._changes.begin()
+        self.fates.begin(connection.extended)
         return connection
 
     def lost(self, connection: Connection | None) -> None:
@@ -205,7 +206,7 @@ class Session:
     # --- frames of the server --------------------------------------------------------------------
 
     def accept(self, connection: Connection, inbound: Inbound) -> bool:
-        """Takes a parsed frame into the state; True if it changed anything.
+        """Takes a parsed frame into the state; True if somebody may have something to do.
 
         Raises `RemoteProtocolError` or `ConnectionFailed`, recorded in `error` as well, and
         `TurnedAway`, which ends the connection alone.
@@ -223,7 +224,7 @@ class Session:
     def _accept(self, connection: Connection, message: Received, digest: Digest) -> bool:
         if isinstance(message, str):
             raise self._refusal(connection, message)
-        if not connection.ready or isinstance(message, Welcome | NoticeText):
+        if not connection.ready or isinstance(message, Welcome | NoticeText | Fate):
             return self._accept_introduction(connection, message)
         if isinstance(message, Bcast | BcastChange):
             return self._accept_broadcast(connection, message, digest)
@@ -244,7 +245,9 @@ class Session:
         return self._introduction.refused(text)
 
     def _accept_introduction(self, connection: Connection, message: Received) -> bool:
-        """NOTICE, and WELCOME: the first word of a server to whom has introduced itself."""
+        """NOTICE, fates, and WELCOME: the first word of a server to whom has introduced itself."""
+        if connection.ready and isinstance(message, Fate):
+            return connection is self.connection and self.fates.take(message)
         if connection.ready and isinstance(message, NoticeText):
             self.notices.append(message)
             return True
@@ -265,6 +268,7 @@ class Session:
         connection.welcome = self.welcome = message
         if not connection.takes_changes:
             self._changes.forget_all()
+        self.fates.welcomed(message.kept, [seen[0] if seen else 0 for seen in self.accepted])
         for fragment in kept:
             self.unheard.discard(fragment)
             self._confirm(fragment)
@@ -377,10 +381,9 @@ class Session:
     def due_pulls(self) -> list[Pull]:
         """Pulls that may be answered now: on the anchor they are about, after enough steps on it.
 
-        Broadcasts and pulls come on different sockets, so a pull can be here before the broadcast
-        that was sent ahead of it. Rounds of a fragment are as many steps apart as there are
-        fragments, which tells the version: an answer on an older anchor would be stale although
-        nobody is slow, and one on the anchor of a lost connection may be of no history at all.
+        A pull can overtake the broadcast that was sent ahead of it. Rounds of a fragment are as
+        many steps apart as there are fragments, which tells the version: an answer on an older
+        anchor would be stale, and one on that of a lost connection may be of no history at all.
         """
         if self.phase is not Phase.TRAINING:
             return []
@@ -411,6 +414,7 @@ class Session:
             raise LocalProtocolError(f"{pull} cannot be answered yet")
         self.pulls.remove(pull)
         self.answered = pull
+        self.fates.answered(pull)
         return Push(
             self.learner, pull.fragment, pull.step, pull.attempt, applied.version, self.steps,
             self.steps - applied.steps, self.tokens - applied.tokens, memoryview(b""))

@@ -304,7 +304,8 @@ class Door:
         channel.pause()
         self.host.handle(events.Hello(self.arrived_count, hello.learner, hello.generation,
                                       len(hello.layout.fragments), hello.fingerprint,
-                                      self.host.versions_held(hello)))
+                                      self.host.versions_held(hello),
+                                      hello.extension is not None and hello.extension.fates))
 
     def arrived(self, connection: int) -> tuple[Channel, Hello]:
         """Who was told to the scheduler by this number; it is known by its group from now on."""

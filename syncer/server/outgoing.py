@@ -30,6 +30,7 @@ from syncer.server.loop import Loop, Timer
 from syncer.server.shortage import Lack
 from syncer.server.wire_version import Image, Source, WireVersion
 from syncer.wire.encode import encode_manifest, encode_pull, encode_shutdown
+from syncer.wire.extended import Fate, encode_fate
 from syncer.wire.hello import Hello
 from syncer.wire.messages import Manifest, Pull
 
@@ -93,7 +94,7 @@ class Outgoing:
             return carry_out_in_order
 
         return {actions.CatchUp: in_order(self.catch_up), actions.Pull: in_order(self.pull),
-                actions.Broadcast: in_order(self.broadcast),
+                actions.TellFate: in_order(self.fate), actions.Broadcast: in_order(self.broadcast),
                 actions.SendFinal: in_order(self.final_cut),
                 actions.SendShutdown: in_order(self.shutdown)}
 
@@ -117,6 +118,12 @@ class Outgoing:
         for group in groups if self.catchups.line else ():
             self.catchups.pulled(group)
         self.due.update(dict.fromkeys(groups))
+
+    def fate(self, action: actions.TellFate) -> None:
+        frame = encode_fate(Fate(*action[2:]))
+        for group in self._groups((action[:2],), "fate of a push"):
+            group.outbox.frame(frame)
+            self.due[group] = None
 
     def broadcast(self, action: actions.Broadcast) -> None:
         try:

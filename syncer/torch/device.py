@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from syncer.kernels import axpby_blend, encode_bf16, encode_q4
+from syncer.kernels import axpby_blend, decode_bf16, decode_q4, encode_bf16, encode_q4
 from syncer.learner.fragment import Packed
 from syncer.learner.holding import Underway
 from syncer.protocol import DTYPE_BF16, DTYPE_F32
@@ -78,10 +78,13 @@ class Device:
         self._stages.append((stage, self.record()))
         return there
 
-    def pack(self, values: torch.Tensor, dtype: int, out: Packed) -> None:
+    def pack(self, values: torch.Tensor, dtype: int, out: Packed,
+             tells_lost: bool = False) -> torch.Tensor | None:
         """Flat values in a dtype of the protocol, into memory of `host`; `record` tells when they
-        are there."""
-        torch.from_numpy(out).copy_(packing.pack(values, dtype), non_blocking=True)
+        are there. If asked for, what they lose by it, of which `values` may be the memory."""
+        packed = packing.pack(values, dtype)
+        torch.from_numpy(out).copy_(packed, non_blocking=True)
+        return values.sub_(packing.unpack(packed, dtype, values.numel())) if tells_lost else None
 
     def blend(self, local: torch.Tensor, anchor: torch.Tensor, alpha: float) -> torch.Tensor:
         """`local` moves towards the anchor, as `Fragment.rebase` says."""
@@ -98,11 +101,17 @@ class Device:
 class HostDevice(Device):
     """The CPU: its kernels need less time than operations of torch, for the same bits."""
 
-    def pack(self, values: torch.Tensor, dtype: int, out: Packed) -> None:
+    def pack(self, values: torch.Tensor, dtype: int, out: Packed,
+             tells_lost: bool = False) -> torch.Tensor | None:
         if dtype == DTYPE_F32:
             np.copyto(out.view("<f4"), values.numpy())
-        else:
-            (encode_bf16 if dtype == DTYPE_BF16 else encode_q4)(values.numpy(), out)
+            return None
+        (encode_bf16 if dtype == DTYPE_BF16 else encode_q4)(values.numpy(), out)
+        if not tells_lost:
+            return None
+        kept = self.empty(values.numel())
+        (decode_bf16 if dtype == DTYPE_BF16 else decode_q4)(out, kept.numpy(), False)
+        return values.sub_(kept)
 
     def blend(self, local: torch.Tensor, anchor: torch.Tensor, alpha: float) -> torch.Tensor:
         axpby_blend(local.numpy(), anchor.numpy(), alpha)

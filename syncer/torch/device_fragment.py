@@ -25,6 +25,8 @@ class HostFragment(Fragment):
     """Contiguous f32 tensors of the host, changed in place without a copy.
 
     check: raises for a model that is not what it was at the start.
+
+    Large: a `Fragment`, and around each of its changes a look at the tensors and a word to torch.
     """
 
     def __init__(self, pieces: Sequence[Piece], dtype: int, check: Callable[[], None]):
@@ -91,6 +93,9 @@ class DeviceFragment:
         self._on_device = keep_on_device
         self._anchor: torch.Tensor | None = None
         self._master: torch.Tensor | None = None
+        self._error: torch.Tensor | None = None
+        """What the last delta has lost, on the device."""
+        self._feeds_back = False
         self._using: Underway | None = None
         """Who may still be reading or writing the anchor and the master in host memory."""
 
@@ -139,14 +144,25 @@ class DeviceFragment:
             local = self._local()
             self._device.join(self._device.record())
             delta = local.sub_(self._anchored())
-            self._device.pack(delta, self._dtype, out)
+            if self._error is not None:
+                delta.add_(self._error)
+            lost = self._device.pack(delta, self._dtype, out, self._feeds_back)
+            self._error = lost
             self._using = self._device.record()
         return self._using
 
+    def feed_back(self) -> None:
+        """As `Fragment.feed_back`; errors stay on the device."""
+        self._feeds_back = True
+
+    def forget_error(self) -> None:
+        """As `Fragment.forget_error`."""
+        self._error = None
+
     def kept(self) -> dict[str, Floats]:
-        """A copy of the anchor, and of the master if there is one."""
+        """A copy of the anchor, and of the master and the error if there is one."""
         self._settle()
-        found = {"anchor": self._anchor, "master": self._master}
+        found = {"anchor": self._anchor, "master": self._master, "error": self._error}
         return {name: values.detach().cpu().clone().numpy()
                 for name, values in found.items() if values is not None}
 
@@ -160,6 +176,8 @@ class DeviceFragment:
                     self._anchor = self._kept(self._anchor, there)
                 elif name == "master":
                     self._master = self._kept(self._master, there)
+                elif name == "error" and self._feeds_back:
+                    self._error = self._device.empty(self.numel).copy_(there)
         return anchor
 
     @contextmanager

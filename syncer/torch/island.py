@@ -36,7 +36,7 @@ class Diloco:
     model: its parameters with requires_grad at this moment are in the run, in f32, bf16 or f16, on
     one device. optimizer: one, or several that step in turn; a step boundary is right behind a step
     of the last one. None: the loop calls `step` itself. address, learner_id and everything else
-    (run, dtype, fragments, alpha, key, tls, ...): as in `syncer.learner.Learner`.
+    (run, dtype, fragments, alpha, key, tls, error_feedback, ...): as in `syncer.learner.Learner`.
     tokens_per_step: raw tokens of each optimizer step; None: the loop says them with `tokens`.
     buffers: "local", each island keeps its own; "average": those of the merged model are the
     average of what the islands have. anchors: "host" or "device", where 4 bytes a parameter are.

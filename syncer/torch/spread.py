@@ -205,6 +205,13 @@ class Spread:
     def pack_delta(self, out: Packed) -> None:
         _encode(self._gather(Word.DELTA), self._dtype, out)
 
+    def feed_back(self) -> None:
+        raise ConfigError("error_feedback needs each fragment in one process, and this model is "
+                          "sharded: leave it out, or use DistributedDataParallel")
+
+    def forget_error(self) -> None:
+        """There is none."""
+
     def kept(self) -> dict[str, Floats]:
         """The part of rank 0: the others keep theirs."""
         return {} if self._part.own is None else self._part.own.kept()
@@ -252,6 +259,7 @@ class Copied:
         self._exchange = exchange
         self.pack_values, self.pack_delta = inner.pack_values, inner.pack_delta
         self.kept, self.keep = inner.kept, inner.keep
+        self.feed_back, self.forget_error = inner.feed_back, inner.forget_error
 
     def rebase(self, tensor: memoryview, alpha: float) -> None:
         self._inner.rebase(tensor, alpha)

@@ -105,6 +105,7 @@ ROWS = {
         messages.BcastChange._fields[:-1],
         "delta in q4",
     ),
+    Msg.PUSH_FATE: Row(DOWN, ON_EXTENDED, extended.FATE, extended.Fate._fields),
 }
 
 
@@ -139,7 +140,7 @@ def _limit(msg_type: Msg, row: Row) -> str:
         sides = [
             Limits.first_frame(),
             Limits.for_server(layout, DTYPE_F32, extended=True),
-            Limits.for_client(layout, DTYPE_F32, extended=True, changes=True),
+            Limits.for_client(layout, DTYPE_F32, extended=True, changes=True, fates=True),
             Limits.for_new_reader(),
         ]
         return max(side.frame_bytes_max.get(msg_type, -1) for side in sides)

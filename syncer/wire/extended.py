@@ -1,4 +1,4 @@
-"""WELCOME, NOTICE, REPORT and LAYOUT: what peers that have introduced themselves say beside v4.
+"""WELCOME, NOTICE, REPORT, LAYOUT, PUSH_FATE: what peers say that have introduced themselves.
 
 Values, their parsers and their frames; must not decide when one is sent. A `RemoteProtocolError`
 raised here carries exactly the text of the ERROR frame that answers it.
@@ -37,6 +37,7 @@ TEXT_LENGTH = Struct("<H")
 RENUMBERED = Struct("<QI")
 """renumbered, number of fragments."""
 F64 = Struct("<d")
+FATE = Struct("<IQIB")
 
 
 class Welcome(NamedTuple):
@@ -80,6 +81,16 @@ class LearnerReport(NamedTuple):
     lr: float | None = None
     goodput: float | None = None
     """Share of wall time in optimizer steps."""
+
+
+class Fate(NamedTuple):
+    """What became of the answer to a `Pull`, for a learner that has asked."""
+
+    fragment: int
+    step: int
+    attempt: int
+    fate: int
+    """A `PushFate`, or one that a later revision has; only `MERGED` is a merge."""
 
 
 class SessionLayout(NamedTuple):
@@ -225,3 +236,23 @@ def parse_session_layout(payload: Bytes) -> SessionLayout:
     return SessionLayout(dtype, layout, bytes(data[at : at + HASH_BYTES]),
                          bytes(data[at + HASH_BYTES : behind]),
                          layout_names(data[behind:], layout))
+
+
+# --- PUSH_FATE -----------------------------------------------------------------------------------
+
+
+def encode_fate(fate: Fate) -> bytes:
+    """PUSH_FATE frame."""
+    return frame(Msg.PUSH_FATE, FATE.pack(*fate))
+
+
+def parse_fate(payload: Bytes, fragments: int) -> Fate:
+    """PUSH_FATE to somebody with this many fragments; a fate that is not known is kept."""
+    if len(payload) != FATE.size:
+        raise RemoteProtocolError(
+            f"PUSH_FATE payload has {len(payload)} bytes, expected {FATE.size}")
+    fate = Fate(*FATE.unpack(payload))
+    if fate.fragment >= fragments:
+        raise RemoteProtocolError(f"PUSH_FATE names unknown fragment {fate.fragment}, the layout "
+                                  f"has {fragments}")
+    return fate

@@ -1,5 +1,5 @@
 """The block behind a HELLO by which a learner introduces itself: records of client, held, names,
-role, run and changes.
+role, run, changes and fates.
 
 Only how the block is written and read; must not compare it with a session or a run. A peer that
 knows nothing of it never sees one: a learner sends it first, and a syncer answers it alone.
@@ -47,6 +47,7 @@ class Tag(IntEnum):
     ROLE = 4
     RUN = 5
     CHANGES = 6
+    FATES = 7
 
 
 class Role(IntEnum):
@@ -86,6 +87,8 @@ class Extension(NamedTuple):
     run: RunClaim | None = None
     changes: tuple[int, ...] = ()
     """Dtypes of BCAST_CHANGE that are understood; those that nobody knows yet are kept."""
+    fates: bool = False
+    """Whether a PUSH_FATE is asked for of every push."""
 
 
 class InvalidExtension(RemoteProtocolError):
@@ -132,6 +135,8 @@ def encode_extension(extension: Extension) -> bytes:
         record(Tag.RUN, extension.run.base + extension.run.name.encode("ascii"))
     if extension.changes:
         record(Tag.CHANGES, bytes(extension.changes))
+    if extension.fates:
+        record(Tag.FATES, b"")
     block = b"".join(parts)
     if len(block) > EXTENSION_BYTES_MAX:
         raise LocalProtocolError(
@@ -168,7 +173,8 @@ def parse_extension(block: memoryview, sender: Sender) -> Extension:
     role = _role(records.get(Tag.ROLE), sender)
     return Extension(_client(records.get(Tag.CLIENT)), _held(records.get(Tag.HELD), sender),
                      _names(records.get(Tag.NAMES), role, sender), role,
-                     _run(records.get(Tag.RUN), role, sender), _changes(records.get(Tag.CHANGES)))
+                     _run(records.get(Tag.RUN), role, sender), _changes(records.get(Tag.CHANGES)),
+                     _fates(records.get(Tag.FATES)))
 
 
 def _records(data: memoryview) -> dict[int, memoryview]:
@@ -251,6 +257,12 @@ def _changes(data: memoryview | None) -> tuple[int, ...]:
         raise InvalidExtension(f"changes has {len(data)} bytes, expected 1 to {CHANGES_MAX}, one "
                                "for each dtype")
     return tuple(data)
+
+
+def _fates(data: memoryview | None) -> bool:
+    if data is not None and len(data):
+        raise InvalidExtension(f"fates has {len(data)} bytes, expected none")
+    return data is not None
 
 
 def layout_names(data: memoryview, layout: Layout) -> Names | None:

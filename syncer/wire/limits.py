@@ -31,6 +31,7 @@ from syncer.wire import messages
 from syncer.wire.layout import LayoutBytes
 
 NOTICE_HEAD_BYTES = 2
+FATE_BYTES = 17
 CHUNK_FRAME_BYTES_MAX = CHUNK_HEAD.size + CHUNK_SIZE
 
 
@@ -94,10 +95,10 @@ class Limits(NamedTuple):
 
     @classmethod
     def for_client(cls, layout: Layout, dtype: int, *, extended: bool = False,
-                   changes: bool = False) -> Limits:
+                   changes: bool = False, fates: bool = False) -> Limits:
         """Of every socket of a learner, or of a reader that knows the layout; extended: its HELLO
-        had a block; changes: which said that it understands them. Raises LocalProtocolError like
-        `for_server`."""
+        had a block; changes: which said that it understands them; fates: which asked for those of
+        pushes. Raises LocalProtocolError like `for_server`."""
         largest = layout.largest
         bcast = messages.VERSIONED_HEAD.size + tensor_bytes(largest, bulk_dtype(dtype))
         final = messages.VERSIONED_HEAD.size + tensor_bytes(largest, DTYPE_F32)
@@ -116,6 +117,8 @@ class Limits(NamedTuple):
         if changes:
             allowed[Msg.BCAST_CHANGE] = (
                 messages.CHANGE_HEAD.size + tensor_bytes(largest, DTYPE_Q4))
+        if fates:
+            allowed[Msg.PUSH_FATE] = FATE_BYTES
         return _session_limits(allowed, max(bcast, final, allowed.get(Msg.BCAST_CHANGE, 0)),
                                inner_bytes_min=HEADER_BYTES)
 

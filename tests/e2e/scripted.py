@@ -90,7 +90,8 @@ class ScriptedLearner:
                            streams, compat_group, extension)
         self.key, self.source = key, source
         limits = Limits.for_client(layout, dtype, extended=extension is not None,
-                                   changes=extension is not None and bool(extension.changes))
+                                   changes=extension is not None and bool(extension.changes),
+                                   fates=extension is not None and extension.fates)
         self.limits, self.reassembly = limits, Reassembly(limits)
         self.readers: dict[socket.socket, FrameReader] = {}
         self.seen: list[Any] = []
@@ -245,6 +246,8 @@ class ScriptedLearner:
                 message = extended.parse_welcome(payload, len(self.layout.fragments))
             case Msg.NOTICE:
                 message = extended.parse_notice(payload)
+            case Msg.PUSH_FATE:
+                message = extended.parse_fate(payload, len(self.layout.fragments))
             case _:
                 raise AssertionError(f"a learner got message type {kind}")
         self.seen.append(message)

@@ -18,10 +18,12 @@ import time
 from syncer.protocol import EXTENSION_MAGIC, Msg
 from syncer.wire import encode
 from syncer.wire.extended import (
+    Fate,
     LearnerReport,
     NoticeText,
     RunState,
     Welcome,
+    encode_fate,
     encode_notice,
     encode_welcome,
     parse_report,
@@ -138,6 +140,9 @@ class Peer:
 
     def pull(self, fragment: int, step: int, attempt: int = 1) -> None:
         self.send(encode.encode_pull(Pull(fragment, step, attempt)))
+
+    def fate(self, fragment: int, step: int, fate: int, attempt: int = 1) -> None:
+        self.send(encode_fate(Fate(fragment, step, attempt, fate)))
 
     def bcast(self, fragment: int, version: int, tensor) -> None:
         self._stripe(Msg.BCAST_FRAGMENT, encode.bcast_head(fragment, version), tensor)

@@ -9,7 +9,7 @@ from tests.mutation.details import ROUND_DETAILS, RUN_DETAILS, SERVER_DETAILS
 from tests.mutation.how_a_run_ends import COMMITTING, ENDING, WAITS
 from tests.mutation.mistake import broken
 from tests.mutation.what_is_merged import EXCLUDING, WEIGHTS
-from tests.mutation.who_is_there import CHANGES, DOOR, INTRODUCTIONS
+from tests.mutation.who_is_there import CHANGES, DOOR, FATES, INTRODUCTIONS
 
 GATHERING = broken(
     "core/rounds/gathering.pyx",
@@ -445,5 +445,5 @@ READERS = broken(
 
 MUTATIONS = (GATHERING + JOINING + ADMISSION + ROUNDS + EXCLUDING + WEIGHTS + SCHEDULER
              + COMMITTING + WAITS + ENDING + OUTBOX + DOOR + INTRODUCTIONS
-             + CHANGES + CATCHUPS + SHORTAGE + READERS + RENUMBERING
+             + CHANGES + FATES + CATCHUPS + SHORTAGE + READERS + RENUMBERING
              + ROUND_DETAILS + RUN_DETAILS + SERVER_DETAILS)

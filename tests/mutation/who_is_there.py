@@ -77,6 +77,46 @@ INTRODUCTIONS = broken(
     ("17.6", "pulls overtake broadcasts in a strict run",
      "return self.parts.config.fixed_roster and hello.extension is None", "return False"),
 )
+FATES = broken(
+    "core/rounds/gathering.pyx",
+    ("19.1", "an answer that has not come is not told",
+     "            if round.fragment in member.owed:\n", "            if False:\n"),
+    ("19.1", "nobody is owed a fate", "if self.members.told_count:\n            self.owe",
+     "if False:\n            self.owe"),
+    ("19.1", "a fate is told twice", "        del member.owed[fragment]\n", ""),
+    ("19.2", "a fate is told of a pull that it is not about",
+     "member.owed.get(fragment) != (step, attempt)):", "fragment not in member.owed):"),
+    ("19.2", "what an attempt took with it is merged",
+     "self.tell_fate(slot.push, round.fragment, round.step, round.attempt, GIVEN_UP)", "pass"),
+) + broken(
+    "core/rounds/admission.pyx",
+    ("19.2", "why a push was refused is not told",
+     "self.tell_fate(event, event.fragment, event.step, event.attempt, FATES[reason])", "pass"),
+    ("19.2", "a late push is told of when its round is merged",
+     "self.tell_fate(event, event.fragment, event.step, event.attempt, CARRIED)", "pass"),
+) + broken(
+    "core/rounds/excluding.pyx",
+    ("19.2", "what was left out is merged",
+     "self.tell_fate(contribution, round.fragment, round.step, round.attempt, LEFT_OUT)", "pass"),
+) + broken(
+    "core/run/committing.pyx",
+    ("19.2", "nobody is told of a merge",
+     "self.tell_fate(contribution, round.fragment, round.step, round.attempt, MERGED)", "pass"),
+    ("19.2", "a carried push is told as merged",
+     "            if not contribution.carried:\n                self.tell", "            if True:\n"
+     "                self.tell"),
+) + broken(
+    "learner/fates.py",
+    ("19.2", "an answer that nobody has spoken of is merged",
+     "self._merged[fragment] is not None\n", "True\n"),
+    ("19.2", "what was not merged is carried on", "if fate.fate == PushFate.MERGED:", "if True:"),
+    ("19.1", "a fate is of an answer that was not given", "if self._waiting[fragment] != key:",
+     "if False:"),
+    ("19.1", "a fate is of either of two answers", "if key in (before, self._unseen[fragment]):",
+     "if False:"),
+    ("19.2", "a merge counts for a server that may not know it",
+     "if step is not None and not (kept[fragment] and versions[fragment] >= step):", "if False:"),
+)
 CHANGES = broken(
     "server/downlink.py",
     ("18.1", "a change is from the parameters before, and what it leaves out is lost",

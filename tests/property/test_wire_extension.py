@@ -50,7 +50,7 @@ def extended_hellos(draw):
     held = draw(st.none() | st.tuples(*[one] * count))
     changes = tuple(draw(st.binary(max_size=16)))
     return hello._replace(extension=Extension(draw(st.none() | CLIENTS), held, names, run=run,
-                                              changes=changes))
+                                              changes=changes, fates=draw(st.booleans())))
 
 
 def read(hello: Hello, key: bytes | None = None) -> Hello:

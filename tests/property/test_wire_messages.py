@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from syncer.errors import RemoteProtocolError
 from syncer.layout import AVG, ISO, RDA, FragmentLayout, Layout
 from syncer.protocol import DTYPE_F32, DTYPE_Q4, HEADER_BYTES, bulk_dtype, tensor_bytes
-from syncer.wire import encode
+from syncer.wire import encode, extended
 from syncer.wire import messages as m
 from syncer.wire.frames import FrameReader, Reassembly
 from syncer.wire.hello import Hello, parse_hello
@@ -106,6 +106,11 @@ SMALL = [
     ),
     (st.builds(m.FinalAck, U64), encode.encode_final_ack, m.parse_final_ack),
     (st.builds(m.BudgetDone, U64), encode.encode_budget_done, m.parse_budget_done),
+    (
+        st.builds(extended.Fate, st.integers(0, 6), U64, U32, st.integers(0, 255)),
+        extended.encode_fate,
+        lambda p: extended.parse_fate(p, 7),
+    ),
 ]
 
 

@@ -10,7 +10,8 @@ A file is a conversation: settings, then inputs, each followed by the actions it
     resume 12 plus 8 of 0                the same; 8 of these steps were added, and no file has it
     merges by hand                       a merge waits for `merged`; otherwise it ends at once
     folds by hand                        each push waits for `folded` until it is in its fold
-    at 0 hello 0.1                       at 0 ms, learner 0 connects as generation 1
+    at 0 hello 0.1                       at 0 ms, learner 0 connects as generation 1; also:
+                                         kept=[5 2], and `fates` to be told those of its pushes
     at 0 init 0.1 p0 10                  version 0 of fragment 0 is 10
     at 5 push 0.1 t1 -2                  delta -2 for step 1; also: attempt=2 base=3 p=1 local=9
                                          steps=4 tokens=400
@@ -160,8 +161,9 @@ class Scenario:
         return getattr(self, word)(learner, generation, rest)
 
     def hello(self, learner, generation, rest):
-        kept = " ".join(rest).removeprefix("kept=").strip("[]").split()
-        return self.driver.hello(learner, generation, tuple(map(int, kept)))
+        wants_fates = rest[-1:] == ["fates"]
+        kept = " ".join(rest[:-1] if wants_fates else rest).removeprefix("kept=").strip("[]")
+        return self.driver.hello(learner, generation, tuple(map(int, kept.split())), wants_fates)
 
     def gone(self, learner, generation, rest):
         assert not rest
@@ -221,6 +223,9 @@ class Scenario:
         act.CatchUp: lambda s, a: f"catch-up {a.learner}.{a.generation}",
         act.Pull: lambda s, a: (
             f"pull t{a.step} p{a.fragment} attempt {a.attempt} -> {members(a.members)}"),
+        act.TellFate: lambda s, a: (
+            f"tell {a.learner}.{a.generation} t{a.step} p{a.fragment} attempt {a.attempt}: "
+            f"{a.fate.name.lower()}"),
         act.StartMerge: lambda s, a: (
             f"merge t{a.step} p{a.fragment} on v{a.base}: "
             + ", ".join(map(contribution, a.contributions))),

@@ -21,6 +21,7 @@ from syncer.wire.extended import LearnerReport, Welcome
 from syncer.wire.names import FragmentNames, Names, fingerprint
 from tests.sim.anchors import introduction_class
 from tests.sim.clock import World
+from tests.sim.feedback import has_feedback
 from tests.sim.link import Link
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def introduction_of(fleet: Fleet, learner: int, contract: bytes | None) -> Intro
     names = of.names if learner == 0 else None
     if contract is not None:
         return Introduction(contract, names=names)
-    return introduction_class(learner)(of.base, run=of.name, names=names, on_lost_run=RESEED)
+    return introduction_class(learner)(of.base, run=of.name, names=names, on_lost_run=RESEED,
+                                       wants_fates=has_feedback(fleet, learner))
 
 
 def check_welcome(fleet: Fleet, session: Session, welcome: Welcome, link: Link) -> None:

@@ -29,6 +29,7 @@ from syncer.wire.encode import (
 from syncer.wire.extended import encode_report
 from syncer.wire.messages import BudgetDone, DataHello, FinalAck, Pull, Push
 from tests.sim.clock import MS, SECOND, World
+from tests.sim.feedback import Feedback
 from tests.sim.introduced import check_welcome, introduction_of, report_of
 from tests.sim.link import Link
 from tests.sim.network import KEEPALIVE_NS, Wire
@@ -92,6 +93,7 @@ class SimLearner:
         start = np.random.default_rng(7 if self.learner == 0 else self.world.rng.randrange(1 << 30))
         self.values = [start.integers(-8, 8, f.numel).astype(np.float32) for f in layout.fragments]
         self.fragments = [Fragment([values], self.fleet.dtype) for values in self.values]
+        self.feedback = Feedback(self)
         self.redial_s = 1
         self.init_sent = False
         self.world.after(self.world.between(1, 100) * MS, self.connect, self.process)
@@ -143,7 +145,7 @@ class SimLearner:
             self.send_init()
         if self.session.phase is Phase.ACKNOWLEDGING:
             link.control(self.session.acknowledge())
-        if self.world.chance(self.settings["resend"]):
+        if self.world.chance(self.settings["resend"]) and not self.session.fates.asked:
             for push, delta in self.sent:
                 link.tensor(self.session.tensors.push(push, delta))
 
@@ -256,7 +258,7 @@ class SimLearner:
             push = session.answer(pull)
             self.last_pull = pull
             delta = np.empty(session.tensors.push_bytes(pull.fragment), np.uint8)
-            self.fragments[pull.fragment].pack_delta(delta)
+            self.feedback.pack(push, delta)
             if self.lagging and push.base > 0:
                 self.lagging, push = False, push._replace(
                     base=max(0, push.base - self.world.rng.choice([1, 5])))
@@ -290,6 +292,8 @@ class SimLearner:
             return
         message = self.session.tensors.push(push, delta)
         copies = 2 if self.world.chance(self.settings["duplicate"]) else 1
+        if self.session.fates.asked:              # a fate is of one push
+            copies = 1
         for _ in range(copies):
             self.link.tensor(message)
 

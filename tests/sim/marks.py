@@ -8,7 +8,7 @@ from __future__ import annotations
 from syncer.core import actions as act
 from syncer.core import events as ev
 from syncer.core.rounds.round import RoundState
-from syncer.protocol import NoticeCode
+from syncer.protocol import NoticeCode, PushFate
 from tests.sim.intruders import KINDS as INTRUDERS
 
 REQUIRED = frozenset({
@@ -35,6 +35,8 @@ REQUIRED = frozenset({
     "weight capped: it is far above those of the other learners",
     "too few pushes for --robust: the round waits for more learners",
     "stale push under an exact fold", "stale base-relative delta admitted", "tape released",
+    "an error was carried on", *(f"fate: {fate.name}" for fate in PushFate if fate not in (
+        PushFate.UNEXPECTED_MEMBER, PushFate.FUTURE_BASE, PushFate.DUPLICATE)),  # one in thousands
     # late carry
     "late push carried into round", "late push waits for the next round", "carry answers",
     "carried delta survives a relaunch", "tape carried",
@@ -183,6 +185,9 @@ class Marks:
         if action.learner in self.finals:
             self.found.add("final cut again")
         self.finals.add(action.learner)
+
+    def on_tellfate(self, action: act.TellFate) -> None:
+        self.found.add(f"fate: {action.fate.name}")
 
     def on_notice(self, action: act.Notice) -> None:
         self.found.add(f"notice: {action.code.name}")

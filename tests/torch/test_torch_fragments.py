@@ -77,9 +77,40 @@ KINDS = [("host", False, lambda values: values), ("device", False, lambda values
          ("device", True, transposed), ("plain", False, strided), ("plain", True, transposed)]
 
 
+NAMES = ["host", "device", "anchors", "strided", "transposed", "torch alone",
+         "torch alone, anchors"]
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", KINDS, ids=[
-    "host", "device", "anchors", "strided", "transposed", "torch alone", "torch alone, anchors"])
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+@pytest.mark.parametrize("dtype", [DTYPE_BF16, DTYPE_Q4], ids=lambda dtype: DTYPES[dtype])
+def test_errors_are_those_of_arrays(kind, dtype, device):
+    name, on_device, arrange = kind
+    if name == "host" and device != "cpu":
+        pytest.skip("NumPy changes memory of the host")
+    twin = Fragment([array.copy() for array in arrays_of(0)], dtype)
+    fragment = made(name, pieces_of(arrays_of(0), device, arrange=arrange), dtype, device,
+                    on_device)
+    again = made(name, pieces_of(arrays_of(0), device, arrange=arrange), dtype, device, on_device)
+    sent = encoded(np.concatenate([array.reshape(-1) for array in arrays_of(1)]), dtype)
+    for each in (twin, fragment, again):
+        each.feed_back()
+        each.rebase(sent, 0.5)
+    for forgotten in (False, False, True, False):
+        if forgotten:
+            twin.forget_error()
+            fragment.forget_error()
+            assert "error" not in fragment.kept()
+        assert delta_of(fragment, dtype) == delta_of(twin, dtype)
+        kept, expected = fragment.kept(), twin.kept()
+        assert kept["error"].tobytes() == expected["error"].tobytes()
+        assert np.any(kept["error"])
+    again.keep(kept)  # another process goes on from there
+    assert delta_of(again, dtype) == delta_of(twin, dtype)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS, ids=NAMES)
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: DTYPES[dtype])
 def test_the_bits_are_those_of_arrays(kind, dtype, device):
     name, on_device, arrange = kind

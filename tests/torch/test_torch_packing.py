@@ -6,9 +6,9 @@ from tests.torch.island import DEVICES, torch  # isort: split
 
 import numpy as np
 
-from syncer.kernels import axpby_blend, encode_bf16, encode_q4
+from syncer.kernels import axpby_blend, decode_bf16, decode_q4, encode_bf16, encode_q4
 from syncer.protocol import DTYPE_BF16, DTYPE_F32, DTYPE_Q4, tensor_bytes
-from syncer.torch.packing import blend, pack, widen
+from syncer.torch.packing import blend, pack, unpack, widen
 
 SIZES = [1, 2, 255, 256, 257, 1000, 70_001]
 
@@ -37,6 +37,17 @@ def test_the_bytes_are_those_of_the_kernels(size, device):
             expected = np.empty(tensor_bytes(size, dtype), np.uint8)
             encode(values, expected)
             assert packed(values, dtype, device) == expected.tobytes()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", SIZES)
+def test_what_comes_back_is_that_of_the_kernels(size, device):
+    for values in cases(size):
+        for dtype, decode in ((DTYPE_BF16, decode_bf16), (DTYPE_Q4, decode_q4)):
+            there = pack(torch.from_numpy(values).to(device), dtype)
+            expected = np.empty(size, np.float32)
+            decode(there.cpu().numpy(), expected, False)
+            assert unpack(there, dtype, size).cpu().numpy().tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("device", DEVICES)

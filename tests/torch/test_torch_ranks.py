@@ -385,6 +385,22 @@ def test_an_island_whose_rank_0_is_killed_ends_and_the_run_goes_on(tmp_path):
         raise outcome.error
 
 
+def feeding_back(rank: int, address: str, kind: str):
+    with Diloco(ranks.spread(kind, ranks.model_of()), None, address, num_streams=0, dtype="q4",
+                error_feedback=True):
+        raise Enough
+
+
+def test_error_feedback_needs_whole_fragments(server, tmp_path):
+    for outcome in ranks.run(tmp_path, feeding_back, 2, server.address, "fsdp"):
+        with pytest.raises(ConfigError, match="error_feedback needs each fragment in one process"):
+            raise outcome.error
+    started = ranks.start(tmp_path, feeding_back, 2, server.address, "ddp")
+    server.accept().receive_inits()
+    for outcome in ranks.outcomes(started):
+        assert isinstance(outcome.error, Enough)
+
+
 def absent(rank: int, address: str):
     if rank == 0:
         with Diloco(ranks.model_of(), None, address, ranks_timeout_s=2.0):

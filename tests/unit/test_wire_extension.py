@@ -77,6 +77,7 @@ REFUSED = {
     "not that of the run bleu": with_block(record(5, PRINT + b"bleu"), body=body(contract=BLUE)),
     "changes has 0 bytes": with_block(record(6, b"")),
     "changes has 17 bytes": with_block(record(6, bytes(17))),
+    "fates has 1 bytes, expected none": with_block(record(7, b"\1")),
     "names truncated": with_block(record(3, NAME_BYTES[:-1])),
     "1 bytes behind the last tensor": with_block(record(3, NAME_BYTES + b"\0")),
     "have identity 2": with_block(record(3, b"\2" + NAME_BYTES[1:])),
@@ -116,6 +117,11 @@ def test_what_is_in_front_of_the_block_is_as_ever():
         read(with_block(body=BODY + b"\0"))
     hello = HELLO._replace(compat_group="nvidia", profile_hash=bytes(32), extension=Extension())
     assert read(encode.encode_hello(hello)[13:]) == hello
+
+
+def test_fates_are_asked_for_or_not():
+    assert read(with_block(record(7, b""))).extension == Extension(fates=True)
+    assert read(with_block()).extension == Extension()
 
 
 def test_dtypes_of_changes_that_nobody_knows_yet_are_read():

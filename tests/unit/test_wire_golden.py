@@ -274,6 +274,12 @@ FRAMES = {
         lambda payload: m.parse_bcast_change(payload, L1),
         "dec070d1139800000000000000 00000000 0800000000000000 0900000000000000" + Q4.hex(),
     ),
+    Msg.PUSH_FATE: (
+        extended.Fate(0, 5, 2, 5),
+        extended.encode_fate,
+        lambda payload: extended.parse_fate(payload, 1),
+        "dec070d1141100000000000000 00000000 0500000000000000 02000000 05",
+    ),
     Msg.PUSH_FRAGMENT: (
         PUSH,
         encode_push,
@@ -294,6 +300,11 @@ def test_a_change_makes_the_broadcast_that_it_stands_for():
     assert kernels.encode_change(DTYPE_BF16, values, BF16, told, made) == -1
     assert told == raw("0000903f e705" + 126 * "00")
     assert made == raw("0840 44c0 e03e 0000")
+
+
+def test_who_asks_for_fates_says_so():
+    block = encode_extension(BLOCK._replace(fates=True))
+    assert block == BLOCK_BYTES[:-8] + raw("0700 00000000  81000000 53595831")
 
 
 def test_who_takes_changes_says_so_and_is_told():

@@ -15,7 +15,7 @@ from syncer.protocol import (
     bulk_dtype,
     tensor_bytes,
 )
-from syncer.wire import encode
+from syncer.wire import encode, extended
 from syncer.wire import messages as m
 from syncer.wire.limits import Limits
 
@@ -207,6 +207,9 @@ def test_limits_follow_the_largest_fragment(dtype, init_max, push_max, bcast_max
     assert Msg.BCAST_CHANGE not in client.frame_bytes_max
     taking = Limits.for_client(LAYOUT, dtype, extended=True, changes=True)
     assert taking.frame_bytes_max[Msg.BCAST_CHANGE] == 20 + 264
+    assert Msg.PUSH_FATE not in taking.frame_bytes_max
+    asking = Limits.for_client(LAYOUT, dtype, extended=True, fates=True)
+    assert asking.frame_bytes_max[Msg.PUSH_FATE] == extended.FATE.size
 
 
 def test_a_layout_that_cannot_be_addressed_has_no_limits():

@@ -36,6 +36,8 @@ rule 8.1. A push is late if its round, or the attempt it answers, is over. It is
 
 rule 7.3. A folded push is in the sum, and its payload free. A carried one is kept until the round
     is merged, since a relaunch folds it again.
+
+rule 19.2. A push that is refused or carried is told as that to whoever asked, when it comes.
 """
 
 from syncer.core import actions as act
@@ -43,6 +45,7 @@ from syncer.core.deadlines cimport NEVER
 from syncer.core.rounds.joining cimport Joining
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round, RoundState, Slot
+from syncer.protocol import PushFate
 from syncer.steps cimport fragment_of
 
 cdef object OUT_OF_ROUND = act.PushRefusal.OUT_OF_ROUND
@@ -51,6 +54,12 @@ cdef object FUTURE_BASE = act.PushRefusal.FUTURE_BASE
 cdef object STALE_BASE = act.PushRefusal.STALE_BASE
 cdef object DUPLICATE = act.PushRefusal.DUPLICATE
 cdef object CARRY_SUPERSEDED = act.PushRefusal.CARRY_SUPERSEDED
+cdef object CARRIED = PushFate.CARRIED
+cdef dict FATES = {
+    OUT_OF_ROUND: PushFate.OUT_OF_ROUND, UNEXPECTED_MEMBER: PushFate.UNEXPECTED_MEMBER,
+    FUTURE_BASE: PushFate.FUTURE_BASE, STALE_BASE: PushFate.STALE_BASE,
+    DUPLICATE: PushFate.DUPLICATE,
+}
 
 
 cdef class Admission(Joining):
@@ -105,6 +114,7 @@ cdef class Admission(Joining):
     cdef str refuse(self, Round round, Slot slot, object event, object reason):
         """Give the payload back and say why; a stale push also gives its slot up."""
         self.emit(act.Release(event.payload))
+        self.tell_fate(event, event.fragment, event.step, event.attempt, FATES[reason])
         self.warn("push rejected", {
             "reason": reason, "learner": event.learner, "generation": event.generation,
             "fragment": event.fragment, "step": event.step, "attempt": event.attempt,
@@ -160,6 +170,7 @@ cdef class Admission(Joining):
     cdef int carry(self, object event) except -1:
         """Join the fragment's gathering round if it holds nothing of this learner, else wait."""
         cdef Round round
+        self.tell_fate(event, event.fragment, event.step, event.attempt, CARRIED)
         for round in self.gathering:
             if round.fragment == event.fragment:
                 slot = round.slots.get(event.learner)

@@ -15,6 +15,8 @@ rule 9.7. Only if nothing finite is left the round has no result. It is gathered
     should not have to race the one that is always first and never finite. Why not for ever: where
     every learner has blown up nothing will ever be merged again, and a run that ends can be resumed
     from a better cut.
+
+rule 19.2. Whose contribution was left out is told so, if it has asked.
 """
 
 from syncer.core import actions as act
@@ -22,6 +24,9 @@ from syncer.core.rounds.admission cimport Admission
 from syncer.core.rounds.carry cimport Carried
 from syncer.core.rounds.membership cimport Member
 from syncer.core.rounds.round cimport Round
+from syncer.protocol import PushFate
+
+cdef object LEFT_OUT = PushFate.LEFT_OUT
 
 
 cdef class Excluding(Admission):
@@ -65,6 +70,8 @@ cdef class Excluding(Admission):
                 "learner": contribution.learner, "generation": contribution.generation,
                 "fragment": round.fragment, "step": round.step, "attempt": round.attempt,
                 "element": dropped.element, "so_far": self.exclusions[contribution.learner]})
+            if not contribution.carried:
+                self.tell_fate(contribution, round.fragment, round.step, round.attempt, LEFT_OUT)
         if event.dropped:
             left = {dropped.position for dropped in event.dropped}
             round.contributions = tuple([c for i, c in enumerate(round.contributions)

@@ -31,6 +31,9 @@ cdef class Gathering(Ground):
     cdef int fold(self, Round round, object push, Carried late=*) except -1
     cdef object capped(self, Round round, object contribution, list weighed)
     cdef int pull(self, Round round, tuple members) except -1
+    cdef int owe_fates(self, Round round, tuple members) except -1
+    cdef int tell_fate(self, object push, Py_ssize_t fragment, long long step, unsigned int attempt,
+                       object fate) except -1
     cdef int settle_all(self) except -1
     cdef int settle(self, Round round) except -1
     cdef int look_weightless(self, Round round) except -1

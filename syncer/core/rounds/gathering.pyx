@@ -37,6 +37,14 @@ rule 7.8. Tokens or steps of 0 are a weight of 0. One learner may have reason to
 rule 8.3. A late push that waits joins its fragment's next round at the launch, in learner order.
 rule 8.4. One that lies more than --max-carry-lag merges of the fragment behind is given back.
 rule 8.5. Each merge it lies behind costs a factor --carry-gamma of its weight.
+
+rule 19.1. A learner that has asked hears what became of its answer to each pull before it packs the
+    next one of that fragment, whatever the ways of a push to its end are: what nobody has told by
+    then is told here, with the next pull, as an answer that has not come. It may be on its way, and
+    will be refused.
+rule 19.2. Only an answer that is in the merge of a step which has committed is merged. The layers
+    above say so of each, where they decide it; a late one that is carried is told as that at once,
+    since it will be merged, if at all, behind the next answer.
 """
 
 from libc.math cimport pow
@@ -51,12 +59,14 @@ from syncer.core.rounds.contributions cimport (
 from syncer.core.rounds.ground cimport Ground
 from syncer.core.rounds.membership cimport LONG_AGO, Member
 from syncer.core.rounds.round cimport Round, Slot
+from syncer.protocol import PushFate
 from syncer.steps cimport fragment_of, merges_at, version_at
 
 cdef long long RETRY_NS = 100_000_000            # nobody to launch to
 cdef long long DEFER_NS = 1_000_000_000          # too few learners to relaunch to
 cdef Py_ssize_t TOLD_MAX = 20                   # ids of learners in one line of the log
 cdef object CARRY_LAG_EXCEEDED = act.PushRefusal.CARRY_LAG_EXCEEDED
+cdef object NOT_COME = PushFate.NOT_COME, GIVEN_UP = PushFate.GIVEN_UP
 
 
 cdef class Gathering(Ground):
@@ -190,7 +200,38 @@ cdef class Gathering(Ground):
 
     cdef int pull(self, Round round, tuple members) except -1:
         round.pulled(members, self.now_ns)
+        if self.members.told_count:
+            self.owe_fates(round, members)
         return self.emit(act.Pull(members, round.fragment, round.step, round.attempt))
+
+    # rule 19.1
+    cdef int owe_fates(self, Round round, tuple members) except -1:
+        """What these members have not been told of the pull before is told before this one."""
+        cdef Member member
+        for learner, generation in members:
+            member = self.members.find(learner, generation)
+            if member is None or member.owed is None:
+                continue
+            if round.fragment in member.owed:
+                step, attempt = member.owed[round.fragment]
+                self.tell_fate(member, round.fragment, step, attempt, NOT_COME)
+            member.owed[round.fragment] = round.step, round.attempt
+        return 0
+
+    # rule 19.2
+    cdef int tell_fate(self, object push, Py_ssize_t fragment, long long step, unsigned int attempt,
+                       object fate) except -1:
+        """The sender of a push hears what became of it, if it has asked and was not told before."""
+        cdef Member member
+        if not self.members.told_count:
+            return 0
+        member = self.members.find(push.learner, push.generation)
+        if member is None or member.owed is None or (
+                member.owed.get(fragment) != (step, attempt)):
+            return 0
+        del member.owed[fragment]
+        return self.emit(act.TellFate(member.learner, member.generation, fragment, step, attempt,
+                                      fate))
 
     # ---- close, quorum timeout -----------------------------------------------------------------
 
@@ -300,6 +341,10 @@ cdef class Gathering(Ground):
         return self.ask(round, members)
 
     cdef int begin_attempt(self, Round round, list members) except -1:
+        cdef Slot slot
+        for slot in round.slots.values():
+            if slot.push is not None:
+                self.tell_fate(slot.push, round.fragment, round.step, round.attempt, GIVEN_UP)
         self.release_all(round.free_pushes())
         return round.launch(self.now_ns, members)
 

@@ -19,6 +19,7 @@ cdef class Member:
     cdef readonly bint stalled               # its catch-up stands still: its peer takes none of it
     cdef readonly tuple delivered            # versions of the fragments at its tail; None before
     cdef readonly frozenset kept             # fragments that its learner had at its HELLO
+    cdef readonly dict owed                  # fragment -> its pull of a fate not told, or None
     cdef readonly double step_time_s         # < 0: no estimate
     cdef bint init_dropped                   # gave an initial value while a newer one was current
     cdef readonly long long since_ns         # up to date: its HELLO, its tail, or the start
@@ -45,13 +46,15 @@ cdef class Membership:
     cdef readonly list used                  # by learner id: {generation: None}, oldest first
     cdef readonly Py_ssize_t current_count
     cdef readonly Py_ssize_t launchable_count
+    cdef readonly Py_ssize_t told_count      # members that have asked for the fates of their pushes
     cdef double slowest_s                    # of the launchable members, if that is known
     cdef bint slowest_known
 
     cdef Member find(self, object learner, object generation)
     cdef bint was_used(self, object learner, object generation)
     cdef bint is_current(self, Member member)
-    cdef Member admit(self, object learner, object generation, long long now_ns, frozenset kept=*)
+    cdef Member admit(self, object learner, object generation, long long now_ns, frozenset kept=*,
+                      bint wants_fates=*)
     cdef bint sign_of_life(self, Member member, long long now_ns)
     cdef list heirs(self, long long now_ns)
     cdef Member heir(self, object learner)

@@ -153,13 +153,16 @@ cdef class Membership:
 
     # rule 2.1
     cdef Member admit(self, object learner, object generation, long long now_ns,
-                      frozenset kept=frozenset()):
+                      frozenset kept=frozenset(), bint wants_fates=False):
         """Register an accepted HELLO; it supersedes the current member without closing it.
 
         The wire has refused ids outside of the roster; one more look, since lists are not checked.
         """
         cdef Member member = Member(learner, generation)
         member.kept = kept
+        if wants_fates:
+            member.owed = {}
+            self.told_count += 1
         if not 0 <= member.learner < len(self.current):
             raise InvariantViolation(f"{member!r} is outside of 0..{len(self.current) - 1}")
         self.members[member.key] = member
@@ -266,6 +269,7 @@ cdef class Membership:
         if member is None:
             return None
         member.connected = False
+        self.told_count -= member.owed is not None
         self.slowest_known = False
         member.step_time_s = -1.0
         if self.current[member.learner] is member:

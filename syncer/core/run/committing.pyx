@@ -49,10 +49,12 @@ from syncer.core.run.record cimport failure_record, merge_record
 from syncer.core.run.saving cimport Saves
 from syncer.errors import InvariantViolation
 from syncer.exits import Exit, after_signal
+from syncer.protocol import PushFate
 
 cdef int FAILED = Exit.FAILED
 cdef int NOT_WRITTEN = Exit.NOT_WRITTEN
 cdef object U64_MAX = 2**64 - 1
+cdef object MERGED = PushFate.MERGED
 cdef object ROUND = act.SaveKind.ROUND, PERIODIC = act.SaveKind.PERIODIC
 cdef object FINAL_STATE = act.SaveKind.FINAL_STATE
 cdef object SHUTDOWN = act.SaveKind.SHUTDOWN, FAILURE = act.SaveKind.FAILURE
@@ -117,6 +119,9 @@ cdef class Committing(Excluding):
         self.committed(round)
         self.add_to(self.ledger, round)
         self.emit(act.Publish(round.step, round.fragment))
+        for contribution in round.contributions:
+            if not contribution.carried:
+                self.tell_fate(contribution, round.fragment, round.step, round.attempt, MERGED)
         if round.step == self.policy.total_steps or self.phase != Phase.RUNNING:
             self.report_unsynced()
             return self.report(round, round.compute_ns)

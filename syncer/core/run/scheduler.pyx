@@ -213,7 +213,7 @@ cdef class Scheduler(Waiting):
             self.fingerprint = event.fingerprint
             self.initialized = [False] * self.fragments
         member = self.members.admit(event.learner, event.generation, self.now_ns,
-                                    self.kept_of(event))
+                                    self.kept_of(event), event.wants_fates)
         self.emit(act.Admit(event.connection, event.learner, event.generation, self.run_state(),
                             self.global_step, tuple([(fragment, self.versions[fragment])
                                                      for fragment in sorted(member.kept)])))
