@@ -31,6 +31,21 @@ static void encode_bulk(int dtype, const float *src, uint8_t *out, size_t n) {
         for (size_t i = 0; i < n; i++) sk_store32(out + 4 * i, sk_bits(src[i]));
 }
 
+/* out = base + change; the first index where that is not finite, or n, which who only applies does not
+ * ask for. anchor: memory, which holds the base already where the change was made of it. */
+static size_t apply_piece(const change_job *job, const uint8_t *base, const uint8_t *change,
+                          float *anchor, uint8_t *out, size_t n) {
+    const sk_codec_variant *codec = sk_active.codec;
+    float delta[PIECE];
+    if (job->dtype == SK_DTYPE_BF16 && codec->apply_bf16)
+        return codec->apply_bf16(base, change, out, n);
+    if (!job->values) decode_bulk(job->dtype, base, anchor, n);
+    codec->decode_q4(change, delta, n, 0, 0);
+    for (size_t i = 0; i < n; i++) anchor[i] += delta[i];
+    encode_bulk(job->dtype, anchor, out, n);
+    return job->values ? decode_bulk(job->dtype, out, delta, n) : n;
+}
+
 static void change_range(void *context, int part, size_t begin, size_t end) {
     change_job *job = context;
     size_t width = job->dtype == SK_DTYPE_F32 ? 4 : 2;
@@ -39,18 +54,14 @@ static void change_range(void *context, int part, size_t begin, size_t end) {
         n = end - at < PIECE ? end - at : PIECE;
         uint8_t *change = job->change + at / SK_Q4_BLOCK * SK_Q4_BYTES,
                 *out = job->out + width * at;
-        decode_bulk(job->dtype, job->base + width * at, anchor, n);
+        const uint8_t *base = job->base + width * at;
         if (job->values) {
+            decode_bulk(job->dtype, base, anchor, n);
             for (size_t i = 0; i < n; i++) delta[i] = job->values[at + i] - anchor[i];
             sk_active.codec->encode_q4(delta, change, n);
         }
-        sk_active.codec->decode_q4(change, delta, n, 0, 0);
-        for (size_t i = 0; i < n; i++) anchor[i] += delta[i];
-        encode_bulk(job->dtype, anchor, out, n);
-        if (job->values && job->first[part] < 0) {
-            size_t found = decode_bulk(job->dtype, out, delta, n);
-            if (found < n) job->first[part] = (int64_t)(at + found);
-        }
+        size_t found = apply_piece(job, base, change, anchor, out, n);
+        if (found < n && job->first[part] < 0) job->first[part] = (int64_t)(at + found);
     }
 }
 

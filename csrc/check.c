@@ -269,6 +269,22 @@ static void compare_decode(check *c, const char *what, decode_fn ours, decode_fn
     give_back(c, expected);
 }
 
+/* Of bf16 at `base`, by a q4 of n values: against the definition, block by block. */
+static void compare_apply(check *c, const sk_codec_variant *v, const uint8_t *base,
+                          const uint8_t *q4, uint8_t *expected, size_t n) {
+    uint8_t *found = lend(c, 2 * n);
+    size_t bad = n;
+    for (size_t i = 0, some; i < n; i += some) {
+        some = n - i < SK_Q4_BLOCK ? n - i : SK_Q4_BLOCK;
+        size_t at = sk_apply_block(base + 2 * i, q4 + i / SK_Q4_BLOCK * SK_Q4_BYTES,
+                                   expected + 2 * i, some);
+        if (at < some && bad == n) bad = i + at;
+    }
+    if (v->apply_bf16(base, q4, found, n) != bad) sk_check_failed(c, "change, first bad index", n);
+    expect_bytes(c, "change of bf16", n, found, expected, 2 * n);
+    give_back(c, found);
+}
+
 static void compare_codec(check *c, const sk_codec_variant *v, const sk_codec_variant *ref,
                           size_t n) {
     size_t q4 = (n + SK_Q4_BLOCK - 1) / SK_Q4_BLOCK * SK_Q4_BYTES;
@@ -288,6 +304,7 @@ static void compare_codec(check *c, const sk_codec_variant *v, const sk_codec_va
         v->encode_q4(x, found, n);
         ref->encode_q4(x, expected, n);
         expect_bytes(c, "q4 encode", n, found, expected, q4);
+        if (v->apply_bf16) compare_apply(c, v, halves, found, halves_ref, n);
     }
     give_back(c, x);
     give_back(c, found);

@@ -42,4 +42,5 @@ static void encode_q4(const float *src, uint8_t *out, size_t n) {
 }
 
 const sk_codec_variant sk_codec_arm_bf16 = {
-    "bf16", SK_CPU_NEON | SK_CPU_BF16, decode_f32, decode_bf16, decode_q4, encode_bf16, encode_q4};
+    "bf16", SK_CPU_NEON | SK_CPU_BF16, decode_f32, decode_bf16, decode_q4, encode_bf16, encode_q4,
+    NULL};

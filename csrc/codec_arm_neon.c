@@ -183,4 +183,4 @@ static void encode_q4(const float *src, uint8_t *out, size_t n) {
 }
 
 const sk_codec_variant sk_codec_neon = {"neon",    SK_CPU_NEON, decode_f32, decode_bf16,
-                                        decode_q4, encode_bf16, encode_q4};
+                                        decode_q4, encode_bf16, encode_q4,  NULL};

@@ -65,6 +65,19 @@ void sk_q4_encode_block(const float *src, size_t n, uint8_t *out) {
     }
 }
 
+size_t sk_apply_block(const uint8_t *base, const uint8_t *change, uint8_t *out, size_t n) {
+    float delta[SK_Q4_BLOCK];
+    size_t bad = n;
+    sk_q4_decode_block(change, delta, n, 0);
+    for (size_t i = 0; i < n; i++) {
+        float before = sk_float((uint32_t)sk_load16(base + 2 * i) << 16);
+        uint16_t after = sk_bf16(before + delta[i]);
+        if ((after & 0x7FFFu) >= 0x7F80u && bad == n) bad = i;
+        sk_store16(out + 2 * i, after);
+    }
+    return bad;
+}
+
 void sk_q4_encode_zeros(uint8_t *out) { memset(out, 0, SK_Q4_BYTES); }
 
 static size_t decode_q4(const uint8_t *src, float *out, size_t n, uint32_t flip, int stream) {
@@ -83,4 +96,4 @@ static void encode_q4(const float *src, uint8_t *out, size_t n) {
 }
 
 const sk_codec_variant sk_codec_portable = {"portable", 0,           decode_f32, decode_bf16,
-                                            decode_q4,  encode_bf16, encode_q4};
+                                            decode_q4,  encode_bf16, encode_q4,  NULL};

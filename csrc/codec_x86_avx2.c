@@ -145,18 +145,26 @@ static inline void put_halves(float *out, __m256i v) {
     _mm_stream_si128((__m128i *)(out + 4), _mm256_extracti128_si256(v, 1));
 }
 
-INLINE void q4_decode_whole(const uint8_t *src, float *out, uint32_t flip, int stream) {
-    __m256 scale = _mm256_set1_ps(sk_float(sk_load32(src)));
+/* What each level of a block stands for. */
+INLINE __m256i q4_table(uint32_t scale_bits, uint32_t flip) {
+    __m256 scale = _mm256_set1_ps(sk_float(scale_bits));
     __m256i table = _mm256_castps_si256(_mm256_mul_ps(_mm256_loadu_ps(SK_Q4_LEVELS), scale));
-    table = _mm256_xor_si256(table, _mm256_set1_epi32((int)flip));
+    return _mm256_xor_si256(table, _mm256_set1_epi32((int)flip));
+}
+
+/* Bits of the values of 4 bytes, which hold 8 nibbles, lowest first. */
+INLINE __m256i q4_eight(const uint8_t *src, __m256i table) {
     const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     const __m256i sign = _mm256_set1_epi32((int)SK_SIGN);
-    for (int i = 0; i < SK_Q4_BLOCK; i += 8) { /* 4 bytes hold 8 nibbles, lowest first */
-        __m256i eight = _mm256_set1_epi32((int)sk_load32(src + 4 + i / 2));
-        __m256i nibbles = _mm256_srlv_epi32(eight, shifts);
-        __m256i value = _mm256_permutevar8x32_epi32(table, nibbles); /* looks at 3 bits only */
-        __m256i negative = _mm256_and_si256(_mm256_slli_epi32(nibbles, 28), sign);
-        value = _mm256_xor_si256(value, negative);
+    __m256i nibbles = _mm256_srlv_epi32(_mm256_set1_epi32((int)sk_load32(src)), shifts);
+    __m256i value = _mm256_permutevar8x32_epi32(table, nibbles); /* looks at 3 bits only */
+    return _mm256_xor_si256(value, _mm256_and_si256(_mm256_slli_epi32(nibbles, 28), sign));
+}
+
+INLINE void q4_decode_whole(const uint8_t *src, float *out, uint32_t flip, int stream) {
+    const __m256i table = q4_table(sk_load32(src), flip);
+    for (int i = 0; i < SK_Q4_BLOCK; i += 8) {
+        __m256i value = q4_eight(src + 4 + i / 2, table);
         if (stream)
             put_halves(out + i, value);
         else
@@ -269,5 +277,46 @@ static void encode_q4(const float *src, uint8_t *out, size_t n) {
     if (i < n) sk_q4_encode_block(src + i, n - i, out);
 }
 
+/* ------------------------------------------------------------------ changes of bf16 */
+
+static inline __m256i eight_sums(const uint8_t *base, const uint8_t *nibbles, __m256i table,
+                                 __m256 *nan) {
+    __m128i half = _mm_loadu_si128((const __m128i *)base);
+    __m256 x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    __m256 sum = _mm256_add_ps(x, _mm256_castsi256_ps(q4_eight(nibbles, table)));
+    *nan = _mm256_or_ps(*nan, _mm256_cmp_ps(sum, sum, _CMP_UNORD_Q));
+    return bf16_of_number(sum);
+}
+
+/* One whole block; returns whether something of it is not finite, or was a NaN and is wrong. */
+static inline int apply_whole(const uint8_t *base, const uint8_t *change, uint8_t *out) {
+    const __m256i table = q4_table(sk_load32(change), 0), abs = _mm256_set1_epi16(0x7FFF);
+    __m256i max = _mm256_setzero_si256();
+    __m256 nan = _mm256_setzero_ps();
+    for (int i = 0; i < SK_Q4_BLOCK; i += 16) {
+        __builtin_prefetch((const void *)((uintptr_t)(base + 2 * i) + 2 * AHEAD));
+        __builtin_prefetch((const void *)((uintptr_t)(out + 2 * i) + 2 * AHEAD), 1);
+        __m256i low = eight_sums(base + 2 * i, change + 4 + i / 2, table, &nan);
+        __m256i high = eight_sums(base + 2 * i + 16, change + 8 + i / 2, table, &nan);
+        __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
+        max = _mm256_max_epu16(max, _mm256_and_si256(both, abs));
+        _mm256_storeu_si256((__m256i *)(out + 2 * i), both);
+    }
+    __m256i limit = _mm256_set1_epi16(0x7F7F); /* the largest bf16 that is finite */
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi16(max, limit)) || _mm256_movemask_ps(nan);
+}
+
+static size_t apply_bf16(const uint8_t *base, const uint8_t *change, uint8_t *out, size_t n) {
+    size_t bad = n;
+    for (size_t i = 0, some; i < n; i += some, change += SK_Q4_BYTES) {
+        some = n - i < SK_Q4_BLOCK ? n - i : SK_Q4_BLOCK;
+        if (some < SK_Q4_BLOCK || apply_whole(base + 2 * i, change, out + 2 * i)) {
+            size_t found = sk_apply_block(base + 2 * i, change, out + 2 * i, some);
+            if (found < some && bad == n) bad = i + found;
+        }
+    }
+    return bad;
+}
+
 const sk_codec_variant sk_codec_avx2 = {"avx2",    SK_CPU_AVX2, decode_f32, decode_bf16,
-                                        decode_q4, encode_bf16, encode_q4};
+                                        decode_q4, encode_bf16, encode_q4,  apply_bf16};

@@ -50,6 +50,9 @@ typedef struct {
     void (*encode_bf16)(const float *src, uint8_t *out, size_t n, int stream);
     /* out: ceil(n/256) blocks; a block with a NaN gets the scale 0x7FC00000 */
     void (*encode_q4)(const float *src, uint8_t *out, size_t n);
+    /* out = bf16(base + q4), base in bf16; returns the first index where that is not finite. NULL: the
+     * other functions do it, one after the other (changes.c) */
+    size_t (*apply_bf16)(const uint8_t *base, const uint8_t *change, uint8_t *out, size_t n);
 } sk_codec_variant;
 
 /* Elements [at, at+n) of all arrays; g points at element `at`. Returns the first index of the range
@@ -204,6 +207,8 @@ void sk_q4_encode_block(const float *src, size_t n, uint8_t *out);
 /* A whole block of zeros, which is what a parameter without a gradient sends. */
 void sk_q4_encode_zeros(uint8_t *out);
 void sk_q4_decode_block(const uint8_t *src, float *out, size_t n, uint32_t flip);
+/* One block of a change of bf16, as it is defined; the first index that is not finite, or n. */
+size_t sk_apply_block(const uint8_t *base, const uint8_t *change, uint8_t *out, size_t n);
 
 /* Levels without a division, for scales whose thresholds are normal numbers (sk_q4_ordinary).
  *

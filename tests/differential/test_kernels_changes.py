@@ -92,6 +92,20 @@ def test_what_would_be_infinite_is_told(codec: str, dtype: int, at: int) -> None
     assert made(values, on_wire(anchor, dtype), dtype, 2)[2] == at + 1
 
 
+@pytest.mark.parametrize("n", [256, 257, 2304, 5000])
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan, 3.39e38])
+def test_what_a_base_that_is_not_finite_becomes(codec: str, n: int, wrong: float) -> None:
+    """As defined, whole blocks and the rest of one; the others of its block are untouched by it."""
+    rng = np.random.default_rng(n)
+    base = rng.standard_normal(n).astype(F32)
+    base[[3, n // 2, n - 1]] = wrong
+    base = as_bulk(base, 2)
+    change = change_of(rng.standard_normal(n).astype(F32), np.zeros(n, F32))
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = on_wire(changed(base, change, 2), 2)
+    assert applied(on_wire(base, 2), change, 2, 1) == expected
+
+
 def test_lengths_and_dtypes_are_checked() -> None:
     values, base, change, out = np.zeros(3, F32), bytes(6), bytearray(132), bytearray(6)
     for wrong in ((3, values, base, change, out), (2, values, base[:4], change, out),
