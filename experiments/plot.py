@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 INK, GRID, PALE = "#334155", "#e2e8f0", "#94a3b8"
-COLOURS = ("#c2410c", "#0369a1", "#15803d", "#7c3aed", "#a16207")
+COLOURS = ("#c2410c", "#0369a1", "#15803d", "#7c3aed", "#a16207", "#be185d", "#0f766e")
 
 
 def panels(count: int, title: str, found: Found, height: float = 3.6) -> tuple[Any, list[Any]]:
@@ -78,7 +78,7 @@ def sweep(found: Found, file: str) -> None:
             rows = group(same, "h").items()
             panel.plot([h for (h,), _ in rows], [mean(each, "loss") for _, each in rows],
                        marker="o", markersize=4, linewidth=1.6, color=colour,
-                       label=f"{up} up, {down} down")
+                       label=f"{up} / {down}")
         panel.set_xscale("log")
         ticks = list(dict.fromkeys(cell["h"] for cell in cells))
         panel.set_xticks(ticks, [str(h) for h in ticks])
@@ -86,7 +86,7 @@ def sweep(found: Found, file: str) -> None:
         panel.set_title(f"link: {link}", fontsize=10, loc="left")
         panel.set_xlabel("H, own steps between two merges of a fragment", fontsize=9)
         panel.set_ylabel("bits per held-out byte", fontsize=9)
-        panel.legend(fontsize=8, frameon=False)
+    axes[-1].legend(fontsize=8, frameon=False, title="up / down", title_fontsize=8)
     keep(figure, file)
 
 

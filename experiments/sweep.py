@@ -22,8 +22,10 @@ SIZE, RATE, LEARNERS, SECONDS = SIZES["small"], 8e-3, 4, 960
 SEEDS = (1, 2)
 """The second one where losses are compared: without a bottleneck."""
 H = (2, 8, 24, 96)
-FORMATS = (("f32", "f32"), ("bf16", "bf16"), ("bf16", "q4"), ("q4", "bf16"), ("q4", "q4"))
-"""Up and down."""
+FED_BACK = ", fed back"
+FORMATS = (("f32", "f32"), ("bf16", "bf16"), ("bf16", "q4"), ("q4", "bf16"), ("q4", "q4"),
+           ("q4" + FED_BACK, "bf16"), ("q4" + FED_BACK, "q4"))
+"""Up and down; with error feedback or without."""
 FREE = "no limit"
 LINKS = {FREE: 0.0, "1 Gb/s": 1e9, "100 Mb/s": 1e8}
 LOOK_S = 8.0
@@ -33,7 +35,8 @@ TARGET = 3.3
 
 def cells(quick: bool) -> list[dict[str, Any]]:
     if quick:
-        return [{"h": 8, "up": "q4", "down": "q4", "link": "1 Gb/s", "seed": 1, "seconds": 48}]
+        return [{"h": 8, "up": "q4" + FED_BACK, "down": "q4", "link": "1 Gb/s", "seed": 1,
+                 "seconds": 48}]
     return [{"h": h, "up": up, "down": down, "link": link, "seed": seed, "seconds": SECONDS}
             for h in H for up, down in FORMATS for link in LINKS
             for seed in (SEEDS if link == FREE else SEEDS[:1])]
@@ -43,7 +46,8 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     seconds = cell["seconds"]
     whole = {"downlink": "q4"} if cell["down"] == "q4" else {}
     fleet = Fleet(Setting(
-        SIZE, cell["seed"], RATE, LEARNERS, 4 * seconds, h=cell["h"], dtype=cell["up"],
+        SIZE, cell["seed"], RATE, LEARNERS, 4 * seconds, h=cell["h"],
+        dtype=cell["up"].removesuffix(FED_BACK), feeds_back=cell["up"].endswith(FED_BACK),
         bits_per_s=LINKS[cell["link"]], look_s=LOOK_S, rounds=whole))
     fleet.play(lambda: fleet.seconds >= seconds)
     up, down = fleet.bytes_per_parameter

@@ -59,6 +59,8 @@ class Setting:
     """Own steps of a learner until the run is through, if rounds keep the pace of H."""
     h: float = 24.0
     dtype: str = "f32"
+    feeds_back: bool = False
+    """Whether what a delta loses on the wire is in the next one."""
     alpha: float = 0.5
     step_s: tuple[float, ...] = (1.0,)
     bits_per_s: float = 0.0
@@ -153,7 +155,6 @@ class Ledger:
         return found
 
 
-
 class Island:
     """One learner: a process, that `kill` ends, around a training loop."""
 
@@ -184,7 +185,10 @@ class Island:
         print_ = fingerprint(layout.wire, layout.names)
         self.session = Session(
             layout.wire, print_, learner=self.learner, dtype=CODES[setting.dtype], num_streams=0,
-            introduction=Introduction(print_, names=layout.names if self.learner == 0 else None))
+            introduction=Introduction(print_, names=layout.names if self.learner == 0 else None,
+                                      wants_fates=setting.feeds_back))
+        for each in self.fragments if setting.feeds_back else ():
+            each.feed_back()
         self.beats: Heartbeats | None = None
         self.again_s = AGAIN_S
         self.world.after(self.world.between(1, 100) * MS, self.connect, self.process)
@@ -271,6 +275,8 @@ class Island:
         for pull in session.due_pulls():
             push = session.answer(pull)
             delta = np.empty(session.tensors.push_bytes(pull.fragment), np.uint8)
+            if not session.fates.carried(pull.fragment):
+                self.fragments[pull.fragment].forget_error()
             self.fragments[pull.fragment].pack_delta(delta)
             if link is not None:
                 link.tensor(session.tensors.push(push, delta))

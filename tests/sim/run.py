@@ -18,6 +18,7 @@ from syncer.config import available_cores
 from tests.sim.fleet import Fleet
 from tests.sim.history import Broken
 from tests.sim.marks import REQUIRED
+from tests.sim.tls import certificates
 
 SEEDS_PER_TASK = 20
 
@@ -39,6 +40,7 @@ def outcomes(tasks: list, jobs: int) -> Iterable[tuple[int, set[str], str | None
     if jobs == 1:
         yield from map(play, tasks)
         return
+    certificates()                                # one set of files for all processes
     with multiprocessing.Pool(jobs) as pool:
         yield from pool.imap_unordered(play, tasks, SEEDS_PER_TASK)
 

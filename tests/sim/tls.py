@@ -6,7 +6,9 @@ every play of a seed, and its content decides nothing. Must not know what frames
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import shutil
 import ssl
 import tempfile
 from dataclasses import replace
@@ -110,9 +112,9 @@ class Certificates:
     """Files of a server, of all its learners, of somebody who is none, and of somebody unknown."""
 
     def __init__(self) -> None:
-        self._kept = tempfile.TemporaryDirectory(prefix="syncer-sim-")
-        ours = Authority(Path(self._kept.name), "the fleet", 1)
-        theirs = Authority(Path(self._kept.name), "somebody else", 2)
+        directory = Path(tempfile.mkdtemp(prefix="syncer-sim-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        ours, theirs = Authority(directory, "the fleet", 1), Authority(directory, "others", 2)
         self.server = ours.make([HOST], 3)
         self.learners = client(ours.make([f"learner-{i}" for i in range(LEARNERS_MAX)], 4))
         self.nobody = client(ours.make(["nobody"], 5))
@@ -122,7 +124,7 @@ class Certificates:
 
 def client(path: str, authorities: str = "") -> ssl.SSLContext:
     context = context_of(TlsFiles(path, path, authorities or path), server_side=False)
-    context.set_ecdh_curve("X25519")              # the same greeting from every OpenSSL
+    context.set_ecdh_curve("prime256v1")          # the same greeting from every OpenSSL
     return context
 
 

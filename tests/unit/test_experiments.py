@@ -42,6 +42,13 @@ def test_the_gradient_is_that_of_the_loss():
     assert (losses[0] - losses[1]) / (2 * 3e-2) == pytest.approx(length * BITS_PER_NAT, rel=0.02)
 
 
+def test_what_4_bits_lose_is_in_the_next_delta():
+    plain, fed_back = played(dtype="q4"), played(dtype="q4", feeds_back=True)
+    assert fed_back.loss != plain.loss
+    assert any(island.session.fates.merged(0) is not None or island.session.fates.carried(0)
+               for island in fed_back.islands)
+
+
 def test_data_parallel_of_one_is_plain_training_and_of_two_is_another():
     trainer = Trainer(SIZE, 3, 0, 4e-3)
     for _ in range(20):
