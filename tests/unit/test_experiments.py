@@ -142,6 +142,9 @@ def test_four_bits_both_ways_are_within_a_percent_of_bf16_and_the_fastest_on_slo
         assert abs(q4 / bf16 - 1) < 0.01
     times = {key[2:]: same[0]["to_target_s"] or 1e9
              for key, same in of.items() if key[:2] == (24, "100 Mb/s")}
+    fed_back = ("q4" + sweep.FED_BACK, "q4")
+    assert min(times, key=times.get) in (("q4", "q4"), fed_back)
+    del times[fed_back]
     assert min(times, key=times.get) == ("q4", "q4")
     assert times["q4", "q4"] < 0.6 * times["bf16", "bf16"]
 
