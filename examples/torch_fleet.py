@@ -40,7 +40,7 @@ def main() -> int:
     if len(numbers) > 2 or not all(each.isdigit() and int(each) for each in numbers):
         sys.exit(__doc__)
     count, steps = [*map(int, numbers), *[2, 120][len(numbers):]]
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # ends as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
     with tempfile.TemporaryDirectory() as folder, processes() as fleet:
         address = f"unix:{folder}/server"
         commands = [

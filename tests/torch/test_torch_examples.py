@@ -4,11 +4,13 @@ import pytest
 
 from tests.torch.island import torch  # isort: split
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from tests.e2e.scripted import ROOT, ServerProcess
 from tests.e2e.test_demo import children, running
@@ -98,30 +100,43 @@ def test_adapters_learn_and_the_base_stays_where_it_is(tmp_path):
     assert float(merged) < float(before) - 0.5
 
 
-def fleet(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "examples/torch_fleet.py"), *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+@contextlib.contextmanager
+def fleet(*arguments: str) -> Iterator[subprocess.Popen]:
+    """Its command in the foreground of a shell, also where these tests are in the background of
+    one, with SIGINT ignored; gone afterwards."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "examples/torch_fleet.py"), *arguments],
+            env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def test_a_fleet_in_one_command_ends_by_itself():
-    process = fleet("2", "8")
-    out = process.communicate(timeout=4 * DEADLINE_S)[0]
-    assert process.returncode == 0, out
+    with fleet("2", "8") as process:
+        out = process.communicate(timeout=4 * DEADLINE_S)[0]
+        assert process.returncode == 0, out
     [first, second] = re.findall(r"([\d.]+) merged", out)
     assert first == second
 
 
-def test_a_fleet_is_gone_after_ctrl_c():
-    process = fleet("2", "100000")
-    for _ in range(2):  # both islands have begun
-        assert "bits per byte at first" in process.stdout.readline()
-    members = children(process.pid)
-    assert len(members) == 3
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 130
-    assert not any(map(running, members))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_fleet_is_gone_after_ctrl_c(number):
+    with fleet("2", "100000") as process:
+        for _ in range(2):  # both islands have begun
+            assert "bits per byte at first" in process.stdout.readline()
+        members = children(process.pid)
+        assert len(members) == 3
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130
+        assert not any(map(running, members))
 
 
 @pytest.mark.parametrize("program", ["examples/torch_line.py", "examples/torch_gpt.py"])
