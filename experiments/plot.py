@@ -135,23 +135,26 @@ def chaos(found: Found, file: str) -> None:
 def staleness(found: Found, file: str) -> None:
     """Loss, a bar a variant, a panel a link."""
     links = group(found["cells"], "link")
-    figure, axes = panels(len(links), "Steps of 0.58, 0.75, 1.51 and 3.33 s", found, 4.0)
-    for panel, ((link,), cells) in zip(axes, links.items(), strict=True):
-        bars(panel, [(name, same) for (name,), same in group(cells, "variant").items()], "loss",
-             "bits per held-out byte")
-        panel.set_title(f"links: {link}", fontsize=10, loc="left")
-    axes[-1].set_yticklabels([])
-    keep(figure, file)
+    variants(found, file, "Steps of 0.58, 0.75, 1.51 and 3.33 s", 4.0,
+             [(f"links: {link}", cells) for (link,), cells in links.items()])
 
 
 def outer(found: Found, file: str) -> None:
     """Loss, a bar a variant, a panel a fleet."""
     fleets = group(found["cells"], "size", "learners")
-    figure, axes = panels(len(fleets), "The outer step", found, 4.4)
-    for panel, ((size, learners), cells) in zip(axes, fleets.items(), strict=True):
-        bars(panel, [(name, same) for (name,), same in group(cells, "variant").items()], "loss",
-             "bits per held-out byte")
-        panel.set_title(f"{size} model, {learners} learners", fontsize=10, loc="left")
+    variants(found, file, "The outer step", 4.4,
+             [(f"{size} model, {learners} learners", cells)
+              for (size, learners), cells in fleets.items()])
+
+
+def variants(found: Found, file: str, title: str, height: float,
+             fields: list[tuple[str, list[Found]]]) -> None:
+    """Loss, a bar a variant, in a named panel for the cells of each field."""
+    figure, axes = panels(len(fields), title, found, height)
+    for panel, (name, cells) in zip(axes, fields, strict=True):
+        bars(panel, [(variant, same) for (variant,), same in group(cells, "variant").items()],
+             "loss", "bits per held-out byte")
+        panel.set_title(name, fontsize=10, loc="left")
     axes[-1].set_yticklabels([])
     keep(figure, file)
 
